@@ -52,7 +52,8 @@ def on_fresh_ranks(
 
     They are spread evenly over the nodes of the job, or are all on this node; without `mpi` they connect over TCP.
     """
-    hosts = find_launcher().hosts(os.environ)
+    launcher = find_launcher()
+    hosts = launcher.hosts(os.environ)
     plan = launch_plan(read_topology(), settings, num_ranks, ranks_per_node(hosts, num_ranks))
     with _folder_of_ranks(hosts) as folder:
         write_json(folder / REQUEST_FILE, request)
@@ -62,7 +63,7 @@ def on_fresh_ranks(
                 bar.update(*read_json(folder / PROGRESS_FILE))
 
         plan = able_to_meet(plan, folder / FOLDER, mpi=mpi)
-        local.start(plan, own_program(program, str(folder)), folder=folder / FOLDER, mpi=mpi, tick=tick)
+        local.start(launcher, plan, own_program(program, str(folder)), folder=folder / FOLDER, mpi=mpi, tick=tick)
         return read_json(folder / RESULT_FILE)
 
 

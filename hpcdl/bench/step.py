@@ -30,7 +30,7 @@ from hpcdl.node.machines import read_topology
 from hpcdl.node.profile import Settings, find_profile
 from hpcdl.run.groups import near_memory
 from hpcdl.run.plan import check_averaging, check_open_servers, check_strategy
-from hpcdl.strategies.base.strategy import Context, Strategy
+from hpcdl.strategies.base.strategy import Context, Strategy, StrategyInfo
 from hpcdl.strategies.table import find_strategy, load_strategy
 
 
@@ -71,25 +71,28 @@ class StepResult:
 
 def run(resolved: ResolvedConfig[StepBenchConfig]) -> StepResult | None:
     """Measure on new ranks of this node or job, or on those of a launcher, where all but rank 0 get None."""
-    mpi = find_strategy(resolved.config.exchange.strategy).features.mpi
+    info = find_strategy(resolved.config.exchange.strategy)
     if (rank_place := launched()) is not None:
         on_ranks = with_ranks(resolved, rank_place)
         result = as_started(
-            rank_place, lambda: _check(on_ranks), lambda group: measure_on_rank(on_ranks.config, group), mpi=mpi
-        )  # fmt: skip
+            rank_place,
+            lambda: _check(info, on_ranks),
+            lambda group: measure_on_rank(on_ranks.config, group),
+            mpi=info.features.mpi,
+        )
         return result if rank_place.rank == 0 else None
-    _check(resolved)
+    _check(info, resolved)
     config = resolved.config
     request, settings = as_toml_values(config), _settings(config)
     document = on_fresh_ranks(
-        "hpcdl.bench.step", request, config.run.ranks, NullProgress(), settings=settings, mpi=mpi
-    )  # fmt: skip
+        "hpcdl.bench.step", request, config.run.ranks, NullProgress(), settings=settings, mpi=info.features.mpi
+    )
     return from_json(StepResult, document)
 
 
-def _check(resolved: ResolvedConfig[StepBenchConfig]) -> None:
+def _check(info: StrategyInfo, resolved: ResolvedConfig[StepBenchConfig]) -> None:
     config = resolved.config
-    info, num_workers, _ = check_strategy(config)
+    num_workers, _ = check_strategy(info, config)
     check_averaging(info, resolved, num_workers, config.optimizer.learning_rate)
     if info.features.periodic and config.elastic.period != 1:
         raise UsageError(
@@ -111,7 +114,8 @@ def _settings(config: StepBenchConfig) -> Settings | None:
 
 def measure_on_rank(config: StepBenchConfig, communicator: Observed) -> StepResult:
     """Do one rank's part; every rank gets the result. Collective."""
-    info, num_workers, num_servers = check_strategy(config)
+    info = find_strategy(config.exchange.strategy)
+    num_workers, num_servers = check_strategy(info, config)
     communicator.monitor.role = "worker" if communicator.rank < num_workers else "server"
     hosts = communicator.allgather_json(communicator.host)
     context = Context(

@@ -20,7 +20,6 @@ from typing import Any
 
 from hpcdl.cluster.deaths import DeathWatch
 from hpcdl.cluster.environment import own_placement
-from hpcdl.cluster.launchers import find_launcher
 from hpcdl.cluster.launchers.base import Casualty, Launcher
 from hpcdl.cluster.launchers.hostfile import mpiexec_casualty
 from hpcdl.cluster.limits import check_node
@@ -60,6 +59,7 @@ _WARNINGS = (signal.SIGUSR1, signal.SIGHUP)
 
 
 def start(
+    launcher: Launcher,
     plan: LaunchPlan,
     command: Sequence[str],
     *,
@@ -67,9 +67,9 @@ def start(
     mpi: bool = True,
     tick: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run `command` on `plan.num_ranks` ranks and return when all are done. Raises RankError naming the failed rank.
+    """Run `command` on `plan.num_ranks` ranks by `launcher` and return when all are done.
 
-    Raises Interrupted if a second signal killed them.
+    Raises RankError naming the failed rank, Interrupted if a second signal killed them.
     `folder` holds the status files and the launcher's log. `tick` is called about ten times a second.
     SIGINT, SIGTERM, SIGUSR1 and SIGHUP become a SIGTERM for the ranks, which may save and leave with 75. Without `mpi`
     the ranks are started one by one and find each other by other means. Call it from the main thread: the processes
@@ -80,7 +80,6 @@ def start(
     for stale in (*folder.glob("[0-9]*.json"), *folder.glob(TABLE)):
         remove_file(stale)
     log, began = folder / "launcher.log", folder.stat()
-    launcher = find_launcher()
     log_bytes_before = log.stat().st_size if log.exists() else 0
     launch = uuid.uuid4().hex
     marks = {LAUNCH_VARIABLE: launch, LAUNCHED_BY_VARIABLE: identity(os.getpid())}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hpcdl.cluster import supervise as local
 from hpcdl.cluster.environment import Placement
+from hpcdl.cluster.launchers import find_launcher
 from hpcdl.cluster.limits import check_node
 from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.agree import decided
@@ -56,9 +57,11 @@ def infer(resolved: ResolvedConfig[InferConfig], model: Path, on_event: EventHan
     run = resolved.config.run
     with interruptible(run.resume):
         plan = check(resolved, model)
-        check_node(ranks_on_node(resolved))
+        launcher = find_launcher()
+        share = ranks_on_node(launcher, run)
+        check_node(share)
         name = model_name(plan.model_name) if plan.trained else plan.model_name
-        launch_plan, remarks = plan_under_profile(run, name, read_topology())
+        launch_plan, remarks = plan_under_profile(run, name, read_topology(), share)
         with written(run.out, resume=run.resume) as folder:
             ask(run.out, resolved, model)
             reader = JournalReader(run.out)
@@ -76,10 +79,10 @@ def infer(resolved: ResolvedConfig[InferConfig], model: Path, on_event: EventHan
                 folder.restored_if_refused(),
                 guarded(run.out),
                 collected(run.out),
-                python_of_ranks(run, launch_plan) as python,
+                python_of_ranks(launcher, run, launch_plan) as python,
             ):
                 command = own_program("hpcdl.rank.infer", str(run.out), python=python)
-                local.start(launch_plan, command, folder=run.out / FOLDER, tick=tick)
+                local.start(launcher, launch_plan, command, folder=run.out / FOLDER, tick=tick)
     return read_record(run.out)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from hpcdl.checkpoint.folders import FOLDER as CHECKPOINTS
 from hpcdl.checkpoint.folders import list_checkpoints
 from hpcdl.checkpoint.memory import newest_copy
-from hpcdl.cluster.launchers import find_launcher
+from hpcdl.cluster.launchers.base import Launcher
 from hpcdl.cluster.status import FOLDER, read_statuses
 from hpcdl.cluster.status import FOLDER as STATUS_FOLDER
 from hpcdl.config.load import ResolvedConfig, replace
@@ -153,6 +153,7 @@ def check_starts_ranks(elastic: bool, launcher: str) -> None:
 
 def until_done(
     launch: Callable[[ResolvedConfig[Any], Mapping[str, str]], None],
+    launcher: Launcher,
     run_dir: Path,
     resolved: ResolvedConfig[Any],
     facts: Mapping[str, Any],
@@ -165,7 +166,7 @@ def until_done(
     or TRIES starts bring no progress, StoppedEarly if fewer than --min-workers workers are left.
     """
     checkpoint, current = resolved.config.checkpoint, resolved
-    slots = RankSlots(find_launcher(), resolved.config.run.ranks)
+    slots = RankSlots(launcher, resolved.config.run.ranks)
     began_s = time.monotonic()
     spent: dict[str, str] = {}
     lost_at: list[int] = []

@@ -104,13 +104,14 @@ def run_script(
     _check_words(script)
     config = resolved.config
     with interruptible(config.checkpoint.resume or config.checkpoint.elastic):
-        check_shrunk(resolved, find_launcher())
-        check_node(ranks_on_node(resolved))
+        launcher = find_launcher()
+        check_shrunk(resolved, launcher)
+        check_node(ranks_on_node(launcher, config.run))
         run_dir = _choose_run_dir(resolved, script)
         flags = {PREFIXED_VARIABLE: prefixed, ALLOWED_VARIABLE: undistributed}
         variables = {name: "1" for name, is_set in flags.items() if is_set} | _kernels(config)
         name, topology = script.path.stem, read_topology()
-        remarks = plan_under_profile(config.run, name, topology)[1]
+        remarks = plan_under_profile(config.run, name, topology, ranks_on_node(launcher, config.run))[1]
         with rundir.written(run_dir, config.checkpoint):
             facts = _facts(script)
             rundir.create(run_dir, resolved, facts)
@@ -120,14 +121,16 @@ def run_script(
             arguments = [str(run_dir), str(script.path), *script.arguments]
 
             def launch(now: ResolvedConfig[ScriptConfig], environment: Mapping[str, str]) -> None:
-                plan = plan_under_profile(now.config.run, name, topology, environment={**variables, **environment})[0]
-                with python_of_ranks(now.config.run, plan) as python:
+                share = ranks_on_node(launcher, now.config.run, environment)
+                variables_of_ranks = {**variables, **environment}
+                plan = plan_under_profile(now.config.run, name, topology, share, environment=variables_of_ranks)[0]
+                with python_of_ranks(launcher, now.config.run, plan) as python:
                     command = own_program("hpcdl.scripts.process.script", *arguments, python=python)
-                    local.start(plan, command, folder=run_dir / FOLDER, tick=output.forward)
+                    local.start(launcher, plan, command, folder=run_dir / FOLDER, tick=output.forward)
 
             unstarted = functools.partial(_unstarted, resolved, script)
             with end_noted(run_dir, unstarted), guarded(run_dir), collected(run_dir), contextlib.closing(output):
-                until_done(launch, run_dir, resolved, facts, log)
+                until_done(launch, launcher, run_dir, resolved, facts, log)
     record = read_record(run_dir)
     for warning in record.warnings:
         if warning not in output.warnings:

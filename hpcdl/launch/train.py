@@ -18,7 +18,7 @@ from hpcdl.checkpoint.memory import place
 from hpcdl.cluster import supervise as local
 from hpcdl.cluster.environment import WITHOUT_MPI_VARIABLE, Placement
 from hpcdl.cluster.launchers import find_launcher
-from hpcdl.cluster.launchers.base import LEFT_OUT_VARIABLE, ranks_per_node
+from hpcdl.cluster.launchers.base import LEFT_OUT_VARIABLE, Launcher, ranks_per_node
 from hpcdl.cluster.limits import check_node
 from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.agree import decided
@@ -47,7 +47,7 @@ from hpcdl.run import rundir, shrink
 from hpcdl.run.ended import end_noted
 from hpcdl.run.journal import EventHandler, JournalReader
 from hpcdl.run.listing import check_going_back
-from hpcdl.run.plan import RunPlan, check_open_servers, keeps_bytes, prepare, with_own_period
+from hpcdl.run.plan import RunPlan, check_open_servers, keeps_bytes, prepare
 from hpcdl.run.shrink import check_least, check_shrunk, with_least
 from hpcdl.strategies.table import find_strategy
 from hpcdl.trace.recorder import collected
@@ -85,23 +85,24 @@ def interruptible(resumes: bool) -> AbstractContextManager[None]:
 def _train(resolved: ResolvedConfig[TrainConfig], on_event: EventHandler) -> tuple[Path, RunRecord]:
     check_backend()
     check_least(resolved)
-    resolved = with_own_period(with_least(resolved, find_launcher()))
-    run_plan = prepare(resolved)
+    launcher = find_launcher()
+    run_plan = prepare(with_least(resolved, launcher))
+    resolved = run_plan.resolved
     check_open_servers(run_plan.info, allowed=run_plan.config.safety.allow_grpc)
-    check_shrunk(resolved, find_launcher())
-    check_node(ranks_on_node(resolved), mpi=run_plan.info.features.mpi)
+    check_shrunk(resolved, launcher)
+    check_node(ranks_on_node(launcher, resolved.config.run), mpi=run_plan.info.features.mpi)
     run_dir = choose_run_dir(run_plan)
     if (record := _finished(run_dir, run_plan, on_event)) is not None:
         return run_dir, record
-    plan, remarks = _plan(run_plan)
+    plan, remarks = _plan(launcher, run_plan)
     facts = {rundir.CHECKSUM: run_plan.dataset.checksum}
 
     def launch(now: ResolvedConfig[TrainConfig], environment: Mapping[str, str]) -> None:
         if now is resolved and not environment:
-            _run(run_plan, plan, run_dir, on_event)
+            _run(launcher, run_plan, plan, run_dir, on_event)
             return
         shrunk = prepare(now)
-        _run(shrunk, _plan(shrunk, environment)[0], run_dir, on_event)
+        _run(launcher, shrunk, _plan(launcher, shrunk, environment)[0], run_dir, on_event)
 
     with rundir.written(run_dir, run_plan.config.checkpoint) as place_of_run:
         rundir.create(run_dir, resolved, facts)
@@ -116,6 +117,7 @@ def _train(resolved: ResolvedConfig[TrainConfig], on_event: EventHandler) -> tup
         ):
             until_done(
                 launch,
+                launcher,
                 run_dir,
                 resolved,
                 facts,
@@ -134,12 +136,14 @@ def _finished(run_dir: Path, run_plan: RunPlan, on_event: EventHandler) -> RunRe
     return record
 
 
-def _plan(run_plan: RunPlan, environment: Mapping[str, str] = NOTHING) -> tuple[LaunchPlan, list[str]]:
+def _plan(
+    launcher: Launcher, run_plan: RunPlan, environment: Mapping[str, str] = NOTHING
+) -> tuple[LaunchPlan, list[str]]:
     """Return `plan_for` this run; for --elastic also enable the way of continuing and describe it."""
-    plan, remarks = plan_for(run_plan, environment)
+    plan, remarks = plan_for(launcher, run_plan, environment)
     if not run_plan.config.checkpoint.elastic:
         return plan, remarks
-    continues, way = shrink.way_of(run_plan, find_launcher())
+    continues, way = shrink.way_of(run_plan, launcher)
     if continues:
         plan = dataclasses.replace(plan, continues=True, environment={**plan.environment, shrink.VARIABLE: "1"})
     return plan, [*remarks, way]
@@ -170,7 +174,7 @@ def _copies_kept(config: TrainConfig, run_dir: Path) -> AbstractContextManager[N
     return copies_guarded(place(config.checkpoint.local_checkpoint_folder, run_dir, identity(os.getpid())), run_dir)
 
 
-def _run(run_plan: RunPlan, plan: LaunchPlan, run_dir: Path, on_event: EventHandler) -> None:
+def _run(launcher: Launcher, run_plan: RunPlan, plan: LaunchPlan, run_dir: Path, on_event: EventHandler) -> None:
     reader = JournalReader(run_dir)
 
     def tick() -> None:
@@ -179,9 +183,9 @@ def _run(run_plan: RunPlan, plan: LaunchPlan, run_dir: Path, on_event: EventHand
                 on_event(event)
 
     plan = able_to_meet(plan, run_dir / FOLDER, mpi=run_plan.info.features.mpi)
-    with python_of_ranks(run_plan.config.run, plan) as python:
+    with python_of_ranks(launcher, run_plan.config.run, plan) as python:
         command = own_program("hpcdl.rank.main", str(run_dir), python=python)
-        local.start(plan, command, folder=run_dir / FOLDER, mpi=run_plan.info.features.mpi, tick=tick)
+        local.start(launcher, plan, command, folder=run_dir / FOLDER, mpi=run_plan.info.features.mpi, tick=tick)
 
 
 def able_to_meet(plan: LaunchPlan, folder: Path, *, mpi: bool) -> LaunchPlan:
@@ -192,7 +196,7 @@ def able_to_meet(plan: LaunchPlan, folder: Path, *, mpi: bool) -> LaunchPlan:
     return dataclasses.replace(plan, environment={**plan.environment, WITHOUT_MPI_VARIABLE: "1"})
 
 
-def python_of_ranks(run: StartConfig, plan: LaunchPlan) -> AbstractContextManager[str]:
+def python_of_ranks(launcher: Launcher, run: StartConfig, plan: LaunchPlan) -> AbstractContextManager[str]:
     """Return the Python that starts the ranks: this one, or with --stage-env its copy on each node's own storage."""
     if not run.stage_env:
         return nullcontext(sys.executable)
@@ -200,7 +204,7 @@ def python_of_ranks(run: StartConfig, plan: LaunchPlan) -> AbstractContextManage
 
     num_nodes = -(-plan.num_ranks // plan.ranks_per_node)
     left_out = {name: value for name, value in plan.environment.items() if name == LEFT_OUT_VARIABLE}
-    return own_env.staged(find_launcher(), num_nodes, {**os.environ, **left_out})
+    return own_env.staged(launcher, num_nodes, {**os.environ, **left_out})
 
 
 def choose_run_dir(run_plan: RunPlan) -> Path:
@@ -221,9 +225,12 @@ def check_run_dir(run_plan: RunPlan, run_dir: Path) -> None:
         rundir.check_resumed(run_dir, config, run_plan.dataset.checksum, keeps_bytes=kept)
 
 
-def ranks_on_node(resolved: ResolvedConfig[Any]) -> int:
-    """Return the number of ranks that each node of the job will have."""
-    return ranks_per_node(find_launcher().hosts(os.environ), resolved.config.run.ranks)
+def ranks_on_node(launcher: Launcher, run: RanksConfig, environment: Mapping[str, str] = NOTHING) -> int:
+    """Return the number of ranks that each node of the job will have.
+
+    `environment`: variables that tell the launcher which nodes to exclude.
+    """
+    return ranks_per_node(launcher.hosts({**os.environ, **environment}), run.ranks)
 
 
 def free_run_dir(run_dir: Path) -> Path:
@@ -233,19 +240,18 @@ def free_run_dir(run_dir: Path) -> Path:
     return run_dir
 
 
-def plan_for(run_plan: RunPlan, environment: Mapping[str, str] = NOTHING) -> tuple[LaunchPlan, list[str]]:
-    """Return the plan for starting this run's ranks, and messages about the chosen node profile.
-
-    `environment`: variables that tell the launcher which nodes to exclude.
-    """
+def plan_for(
+    launcher: Launcher, run_plan: RunPlan, environment: Mapping[str, str] = NOTHING
+) -> tuple[LaunchPlan, list[str]]:
+    """Return the plan for starting this run's ranks, and messages about the chosen node profile."""
     config, topology = run_plan.config, read_topology()
     groups = config.elastic.groups
-    share = ranks_per_node(find_launcher().hosts({**os.environ, **environment}), config.run.ranks)
+    share = ranks_on_node(launcher, config.run, environment)
     if groups > 1:
         weights_bytes = chips.weights_bytes(config.model.model)
         chips.check_memory(share, weights_bytes, chips.data_bytes(run_plan.dataset), topology)
     unprofiled = chips.near_memory(groups, share, topology)
-    return plan_under_profile(config.run, model_name(config.model.model), topology, unprofiled, environment)
+    return plan_under_profile(config.run, model_name(config.model.model), topology, share, unprofiled, environment)
 
 
 def chosen_settings(run: RanksConfig) -> dict[str, Any]:
@@ -280,12 +286,15 @@ def plan_under_profile(
     run: RanksConfig,
     model: str,
     topology: Topology,
+    share: int,
     unprofiled: Settings | None = None,
     environment: Mapping[str, str] = NOTHING,
 ) -> tuple[LaunchPlan, list[str]]:
-    """Return the plan of `run` with the profile that fits `model` best, else `unprofiled`, and messages about it."""
+    """Return the plan of `run` with the profile that fits `model` best, else `unprofiled`, and messages about it.
+
+    `share` is the number of ranks on each node.
+    """
     profile = find_profile(run.profile, model, topology)
-    share = ranks_per_node(find_launcher().hosts({**os.environ, **environment}), run.ranks)
     settings = profile.settings if profile else unprofiled
     plan = launch_plan(topology, settings, run.ranks, share, chosen=chosen_settings(run))
     named = {"HPCDL_PROFILE": str(profile.path)} if profile else {}
@@ -304,7 +313,7 @@ def train_inside(resolved: ResolvedConfig[TrainConfig], place: Placement, on_eve
     from hpcdl.supervision.watchdog import leave_without_lost
 
     check_backend()
-    resolved = with_own_period(with_ranks(resolved, place))
+    resolved = with_ranks(resolved, place)
     check_least(resolved)
     check_starts_ranks(resolved.config.checkpoint.elastic, place.launcher)
     check_started_with(resolved.config.run, place.launcher)
@@ -368,7 +377,7 @@ def _agreed_run_dir(
         if _finished(run_dir, run_plan, on_event) is not None:
             return str(run_dir), ""
         earlier.append(held.enter_context(rundir.written(run_dir, run_plan.config.checkpoint)))
-        rundir.create(run_dir, resolved, {rundir.CHECKSUM: run_plan.dataset.checksum})
+        rundir.create(run_dir, run_plan.resolved, {rundir.CHECKSUM: run_plan.dataset.checksum})
         return str(run_dir), uuid.uuid4().hex
 
     run_dir, word = decided(communicator, decide)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +38,7 @@ from hpcdl.strategies.refusals import (
     check_optimizer,
     check_steps_per_call,
 )
-from hpcdl.strategies.table import ALIASES, STRATEGIES, find_strategy
+from hpcdl.strategies.table import find_strategy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +53,15 @@ class RunPlan:
     steps_per_epoch: int
     num_steps: int
     schedule: Schedule
+    origins: Mapping[str, str]
+    """Where each setting of `config` comes from."""
     notes: tuple[str, ...] = ()
     """Messages shown at the start, beside the rule that updates the weights."""
+
+    @property
+    def resolved(self) -> ResolvedConfig[TrainConfig]:
+        """The settings with their origins, as run.toml holds them."""
+        return ResolvedConfig(config=self.config, origins=self.origins)
 
     @property
     def worker_batch(self) -> int:
@@ -154,10 +162,10 @@ def check_network(config: TrainConfig, dataset: Dataset) -> None:
 
 def prepare(resolved: ResolvedConfig[TrainConfig]) -> RunPlan:
     """Check names, data and arithmetic of a run, and return its plan. Raises errors meant for the user."""
-    resolved = with_own_period(resolved)
+    info, dataset = _named(resolved.config)
+    resolved = with_own_period(resolved, info)
     config = resolved.config
-    dataset = _named(config)
-    info, num_workers, num_servers = check_strategy(config)
+    num_workers, num_servers = check_strategy(info, config)
     check_steps_per_call(info, config.run.steps_per_call)
     check_injected(resolved)
     if config.run.epochs is not None and config.run.steps is not None:
@@ -209,14 +217,16 @@ def prepare(resolved: ResolvedConfig[TrainConfig]) -> RunPlan:
         steps_per_epoch=per_epoch,
         num_steps=num_steps,
         schedule=schedule,
+        origins=resolved.origins,
     )
 
 
-def _named(config: TrainConfig) -> Dataset:
-    """Return the data set. Raises one UsageError for all unknown strategies, models, functions, files and data sets."""
+def _named(config: TrainConfig) -> tuple[StrategyInfo, Dataset]:
+    """Return strategy and data set. Raises one UsageError for all unknown names, functions, files and data sets."""
     refusals = Refusals()
+    info: StrategyInfo | None = None
     with refusals.gathered():
-        find_strategy(config.exchange.strategy)
+        info = find_strategy(config.exchange.strategy)
     with refusals.gathered():
         check_model_spec(config.model.model)
     if config.data.preprocess:
@@ -229,13 +239,12 @@ def _named(config: TrainConfig) -> Dataset:
     with refusals.gathered():
         dataset = open_dataset(config.data.data, seed=config.run.seed, verified=config.data.verify_data)
     refusals.raise_all()
-    assert dataset is not None  # otherwise an error was raised
-    return dataset
+    assert info is not None and dataset is not None  # otherwise an error was raised
+    return info, dataset
 
 
-def check_strategy(config: TrainConfig | StepBenchConfig) -> tuple[StrategyInfo, int, int]:
-    """Return the strategy with its numbers of workers and servers, after all checks of names that need no data."""
-    info = find_strategy(config.exchange.strategy)
+def check_strategy(info: StrategyInfo, config: TrainConfig | StepBenchConfig) -> tuple[int, int]:
+    """Return the numbers of workers and servers, after all checks of the strategy's settings that need no data."""
     num_servers = config.exchange.servers if info.features.servers else 0
     num_workers = check_ranks(info, ranks=config.run.ranks, servers=num_servers)
     check_exchange(info, config.exchange, num_workers=num_workers)
@@ -245,17 +254,15 @@ def check_strategy(config: TrainConfig | StepBenchConfig) -> tuple[StrategyInfo,
     rules = site_rules()
     check_allowed(info, rules.forbid_strategies, rules.origin)
     check_model_spec(config.model.model)
-    return info, num_workers, num_servers
+    return num_workers, num_servers
 
 
-def with_own_period(resolved: ResolvedConfig[Config]) -> ResolvedConfig[Config]:
+def with_own_period(resolved: ResolvedConfig[Config], info: StrategyInfo) -> ResolvedConfig[Config]:
     """Return the settings with the strategy's own period, if it has one and the user set no other.
 
     The saved settings of a run must hold it, because reports and forecasts use it.
     """
-    name = flatten(resolved.config)["strategy"]
-    period = find_strategy(name).features.default_period if name in (*STRATEGIES, *ALIASES) else 1
-    origin = f"strategy {name}"
+    period, origin = info.features.default_period, f"strategy {info.name}"
     if between := flatten(resolved.config)["period-between"]:
         period, origin = between, f"--period-between, from {resolved.origins['period-between']}"
     if period == 1 or resolved.origins["period"] != "default":

@@ -18,7 +18,7 @@ import pytest
 
 from hpcdl.cluster import supervise as local
 from hpcdl.cluster.deaths import DeathWatch
-from hpcdl.cluster.launchers import load_launcher
+from hpcdl.cluster.launchers import find_launcher, load_launcher
 from hpcdl.cluster.launchers.base import Casualty
 from hpcdl.cluster.status import StatusReport, read_statuses, report_all
 from hpcdl.core.errors import HpcdlError, Interrupted, RankError, StoppedEarly
@@ -49,7 +49,7 @@ def start(
     script = tmp_path / "rank.py"
     script.write_text(PREAMBLE + ("" if before_mpi else WITH_MPI) + textwrap.dedent(body))
     plan = LaunchPlan(num_ranks=num_ranks, ranks_per_node=num_ranks)
-    local.start(plan, [sys.executable, str(script)], folder=tmp_path / "ranks", tick=tick)
+    local.start(find_launcher(), plan, [sys.executable, str(script)], folder=tmp_path / "ranks", tick=tick)
     return tmp_path / "ranks"
 
 
@@ -105,7 +105,7 @@ def test_ranks_killed_before_they_have_said_a_word_are_lost(
     plan = LaunchPlan(num_ranks=num_ranks, ranks_per_node=num_ranks)
     words = [sys.executable, "-c", f"import os, sys; {body}"]
     with pytest.raises(RankError, match="before all ranks had started" if lost else "never started") as caught:
-        local.start(plan, words, folder=tmp_path / "ranks")
+        local.start(find_launcher(), plan, words, folder=tmp_path / "ranks")
     assert caught.value.lost == lost
 
 

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy
 import pytest
 
+from hpcdl.cluster.launchers import find_launcher
 from hpcdl.comm.observed import RankMonitor
 from hpcdl.config.load import Layer, ResolvedConfig, flag_layer, load
 from hpcdl.config.schema import TrainConfig
@@ -216,7 +217,7 @@ def lost(lost: bool = True) -> None:
 def test_a_run_that_gets_nowhere_is_given_up(tmp_path: Path) -> None:
     said: list[str] = []
     with pytest.raises(RankError, match=f"lost {TRIES} times after step 0"):
-        until_done(lambda *_: lost(), tmp_path, config(elastic=True), {}, said.append)
+        until_done(lambda *_: lost(), find_launcher(), tmp_path, config(elastic=True), {}, said.append)
     assert len(said) == TRIES - 1 and "new ranks continue from the start" in said[0]
     assert "resume = true" in (tmp_path / "run.toml").read_text()
 
@@ -233,7 +234,9 @@ def test_the_time_limit_of_a_run_that_goes_on_counts_from_its_first_start(
         if len(allowed) < TRIES:
             lost()
 
-    until_done(launch, tmp_path, config(**{"elastic": True, "time-limit": 60.0}), {}, lambda text: None)
+    until_done(
+        launch, find_launcher(), tmp_path, config(**{"elastic": True, "time-limit": 60.0}), {}, lambda text: None
+    )
     assert allowed == [60.0, 20.0, -20.0]
 
 
@@ -242,7 +245,7 @@ def test_only_a_lost_rank_is_made_up_for_and_only_where_that_is_asked(
     elastic: bool, gone: bool, tmp_path: Path
 ) -> None:
     with pytest.raises(RankError, match=r"^rank 1 is gone$"):
-        until_done(lambda *_: lost(gone), tmp_path, config(elastic=elastic), {}, pytest.fail)
+        until_done(lambda *_: lost(gone), find_launcher(), tmp_path, config(elastic=elastic), {}, pytest.fail)
 
 
 @pytest.mark.parametrize(

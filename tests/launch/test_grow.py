@@ -60,8 +60,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Starts
             if len(starts) <= len(launches):
                 launches[len(starts) - 1](tmp_path / "ranks")
 
-        monkeypatch.setattr(relaunch, "find_launcher", lambda: nodes)
-        until_done(launch, tmp_path, resolved, {}, lambda text: None)
+        until_done(launch, nodes, tmp_path, resolved, {}, lambda text: None)
         return starts
 
     return go

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cluster import supervise
+from hpcdl.cluster.launchers import find_launcher
 from hpcdl.core.errors import HpcdlError, RankError
 from hpcdl.core.protocols import LaunchPlan
 from hpcdl.run.ended import one_line, verdict
@@ -66,4 +67,4 @@ def test_a_rank_that_is_stopped_before_mpi_has_started_is_named(
         monkeypatch.setenv("MPI4PY_LIBMPI", library)
     plan = LaunchPlan(num_ranks=3, ranks_per_node=3)
     with pytest.raises(RankError, match=r"rank 1 .* is not responding .* in starting MPI"):
-        supervise.start(plan, [sys.executable, "-c", STOPPED], folder=tmp_path / "ranks")
+        supervise.start(find_launcher(), plan, [sys.executable, "-c", STOPPED], folder=tmp_path / "ranks")

@@ -16,7 +16,6 @@ from hpcdl.cluster.launchers.single import LAUNCHER as LOCAL
 from hpcdl.config.load import ResolvedConfig, flag_layer, load
 from hpcdl.config.schema import ScriptConfig, TrainConfig
 from hpcdl.core.errors import RankError, StoppedEarly, UsageError
-from hpcdl.launch import relaunch
 from hpcdl.launch.relaunch import TRIES, until_done
 from hpcdl.run.shrink import check_shrunk, num_workers, shrink_config
 from hpcdl.strategies.table import STRATEGIES
@@ -66,8 +65,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Starts
             if len(starts) <= len(ends):
                 raise ends[len(starts) - 1]
 
-        monkeypatch.setattr(relaunch, "find_launcher", lambda: nodes)
-        until_done(launch, tmp_path, resolved, {}, lambda text: None)
+        until_done(launch, nodes, tmp_path, resolved, {}, lambda text: None)
         return starts
 
     return go

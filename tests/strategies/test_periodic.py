@@ -505,10 +505,12 @@ def test_each_has_a_period_of_its_own_unless_another_is_given(name: str) -> None
     assert f"an exchange every {METHODS[name].period} steps" in rule_in_force(found)
     assert plan_of(strategy=name, period=3).config.elastic.period == 3
     assert plan_of(strategy="sync-easgd").config.elastic.period == 1
-    once = with_own_period(load(TrainConfig, [Layer(origin="flag", values={
+    resolved = load(TrainConfig, [Layer(origin="flag", values={
         "model": "lenet", "data": "synthetic:28x28x1:10", "strategy": name
-    })]))  # fmt: skip
-    assert with_own_period(once) is once and once.origins["period"] == f"strategy {name}"
+    })])  # fmt: skip
+    info = find_strategy(name)
+    once = with_own_period(resolved, info)
+    assert with_own_period(once, info) is once and once.origins["period"] == f"strategy {name}"
 
 
 def test_the_period_between_nodes_is_the_period() -> None:

@@ -56,7 +56,7 @@ def install(plan: Plan) -> None:
     recover(plan)
     check_replaceable(plan)
     print(f"hpcdl: installing {plan.version} into {plan.tree} (MPI: {library or 'mpich, inside the tree'})", flush=True)
-    for sentence in plan.unreachable():
+    for sentence in (*plan.unreachable(), *plan.unloaded()):
         print(f"hpcdl: warning: {sentence}", file=sys.stderr)
     started = time.monotonic()
     with replacing(plan):

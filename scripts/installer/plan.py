@@ -56,6 +56,8 @@ class Plan:
     requirements: tuple[str, ...]
     force: bool
     version: str
+    loaded: tuple[str, ...]
+    """The modules that the shell has loaded, as name/version; Lmod and Environment Modules list them."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Plan:
@@ -64,18 +66,23 @@ class Plan:
         if mpi not in MPI_CHOICES:
             choices = " or ".join(f"MPI={name} ({text})" for name, text in MPI_CHOICES.items())
             raise InstallError(f"MPI={mpi} is unknown; possible: {choices}")
+        mpi_module = _module_name(environment.get("MPI_MODULE") or "")
+        for name in ("MPI_MODULE", "MPI_LIBRARY"):
+            if environment.get(name) and mpi != "site":
+                raise InstallError(f"{name}={environment[name]} is for MPI=site; add that, or leave {name} out")
         wheels, suffix = environment.get("WHEELHOUSE"), environment.get("SUFFIX") or ""
         _check_asked(environment.get("HPCDL_INSTALL") or "", suffix)
         return cls(
             prefix=_folder("PREFIX", environment.get("PREFIX") or "/opt/apps/hpcdl"),
             moduledir=_folder("MODULEDIR", environment.get("MODULEDIR") or "/opt/apps/modulefiles"),
             mpi=mpi,
-            mpi_module=_module_name(environment.get("MPI_MODULE") or ""),
+            mpi_module=mpi_module,
             mpi_library=_quotable("MPI_LIBRARY", environment.get("MPI_LIBRARY") or ""),
             wheelhouse=_folder("WHEELHOUSE", wheels) if wheels else None,
             requirements=tuple(shlex.split(environment.get("REQUIREMENTS") or "")),
             force=(environment.get("FORCE") or "0") not in ("0", "no"),
             version=_version(environment.get("HPCDL_UNINSTALL") or checkout_version() + suffix),
+            loaded=tuple(filter(None, (environment.get("LOADEDMODULES") or "").split(":"))),
         )
 
     @property
@@ -126,6 +133,16 @@ class Plan:
                     f"{name}={folder} cannot be written by this user ({existing} is not writable); "
                     f"choose another {name}, or ask whoever owns it"
                 )
+
+    def unloaded(self) -> list[str]:
+        """Return a sentence if the shell has not loaded MPI_MODULE, without which `module load hpcdl` fails."""
+        name = self.mpi_module
+        if not name or any(module == name or module.startswith(f"{name}/") for module in self.loaded):
+            return []
+        return [
+            f"MPI_MODULE={name} is not loaded in this shell; see that `module load {name}` works, which "
+            "`module load hpcdl` will do"
+        ]
 
     def unreachable(self) -> list[str]:
         """Return a sentence for each place that other users should reach but cannot."""

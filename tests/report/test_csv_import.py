@@ -142,7 +142,7 @@ def test_a_number_cut_in_two_by_its_decimal_comma_is_refused(tmp_path: Path) -> 
 @pytest.mark.parametrize(("header", "complaint"), [
     (HEADER + ",images_per_second", "column 'images_per_second' comes twice"),
     (HEADER + ",learning_rate,learning-rate", "column 'learning_rate' comes twice"),
-    (HEADER.replace(",", ";"), "';' stands between its columns"),
+    (HEADER.replace(",", ";"), "';' separates its columns"),
 ])  # fmt: skip
 def test_a_header_that_can_be_read_in_two_ways_is_refused(tmp_path: Path, header: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):

@@ -76,6 +76,8 @@ def assert_refused(finished: Finished, *words: str) -> None:
         ("PREFIX=/tmp/a:b", ("PREFIX", "PATH")),
         ('PREFIX=/tmp/a"b', ("PREFIX",)),
         ("MPI_MODULE=open mpi;x", ("MPI_MODULE", "module load")),
+        ("MPI_MODULE=openmpi/4.1", ("MPI_MODULE=openmpi/4.1 is for MPI=site",)),
+        ("MPI_LIBRARY=/opt/libmpi.so", ("MPI_LIBRARY=/opt/libmpi.so is for MPI=site",)),
         ("PREFIX=/dev/null/apps", ("/dev/null is not a folder", "PREFIX")),
         ("MODULEDIR=/dev/null", ("/dev/null is not a folder", "MODULEDIR")),
         ("WHEELHOUSE=/proc/self/fdinfo", ("holds no wheels", "make wheelhouse")),
@@ -162,6 +164,16 @@ def test_a_failed_install_leaves_nothing(checkout: Checkout, place: Place, bad_w
     assert finished.code == 2 and "Error 1" in finished.err
     assert "hpcdl: pip install failed (see above); nothing was left behind" in finished.err
     assert not files_below(place.folder)
+
+
+@pytest.mark.parametrize("loaded", ["", "gcc/12.2:openmpi/4.1.4"])
+def test_a_module_of_mpi_that_is_not_loaded(checkout: Checkout, place: Place, bad_wheels: Path, loaded: str) -> None:
+    """`module load hpcdl` loads MPI_MODULE: a name that no module has would show only there."""
+    library = next((Path(sys.prefix) / "lib").glob("libmpi.so.*"))
+    settings = ("MPI=site", f"MPI_LIBRARY={library}", "MPI_MODULE=openmpi", f"WHEELHOUSE={bad_wheels}")
+    finished = checkout.make("install", *place.settings, *settings, before=["env", f"LOADEDMODULES={loaded}"])
+    warning = "hpcdl: warning: MPI_MODULE=openmpi is not loaded in this shell; see that `module load openmpi` works"
+    assert "installing" in finished.out and (warning in finished.err) == (not loaded), finished.err
 
 
 @pytest.mark.soak

@@ -1,4 +1,4 @@
--- Lmod modulefile of hpcdl. `make install` fills in what stands between @ signs and writes it to
+-- Lmod modulefile of hpcdl. `make install` fills in the words between @ signs and writes it to
 -- MODULEDIR/hpcdl/<version>.lua; docs/site-guide.md says what it sets. The thread environment is left alone.
 
 local version     = "@VERSION@"
@@ -17,7 +17,7 @@ hpcdl ]] .. version .. [[: distributed deep learning with Keras and TensorFlow o
     hpcdl report RUN...                how fast, how accurate, how it scales
 
 `hpcdl --help` and `man hpcdl` list the commands, each with an example. `python` is the one that can import hpcdl
-and Keras, as is `hpcdl-python`. Files for trying things out lie in $HPCDL_SHARE/examples, the pages in $HPCDL_DOCS.
+and Keras, as is `hpcdl-python`. Examples are in $HPCDL_SHARE/examples, the pages in $HPCDL_DOCS.
 ]])
 
 whatis("Name: hpcdl")

@@ -198,7 +198,7 @@ def _beyond(where: str, rest: Sequence[str], header: Sequence[str]) -> Iterator[
 def _check_header(path: Path, header: list[str]) -> None:
     if len(header) == 1 and (mark := next((mark for mark in ";\t|" if mark in header[0]), "")):
         raise ConfigError(
-            [f"{path}: {mark!r} stands between its columns; save it with commas, and numbers with a point"]
+            [f"{path}: {mark!r} separates its columns; save it with commas, and numbers with a point"]
         )
     twice = [name for name, count in Counter(map(_as_name, filter(None, header))).items() if count > 1]
     problems = [f"{path}: column {name!r} comes twice; delete one of them" for name in twice]

@@ -35,7 +35,7 @@ def build(analysis: Analysis) -> Section | None:
         lines.append("Imbalance is the busiest server over the mean: the others wait while it works.")
         if any(load.computed for _, servers in loads for load in servers):
             lines.append(
-                "TensorFlow's gRPC servers count no bytes: theirs are computed, the variables that lie on a server"
+                "TensorFlow's gRPC servers count no bytes: theirs are computed, the variables of a server"
                 " times the workers, there and back."
             )
     if not items:

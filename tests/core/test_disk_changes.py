@@ -13,7 +13,8 @@ WORK = "in the work folder that this call has made for itself alone (data/write/
 ELSEWHERE = {
     "hpcdl/core/processes/streams.py": "the null device",
     "hpcdl/supervision/runtime.py": "the null device",
-    "hpcdl/data/format/hdf5.py": f"a new shard under the name that replacing() yields; copies {WORK}",
+    "hpcdl/data/format/hdf5.py": "a new shard under the name that replacing() yields",
+    "hpcdl/data/format/hdf5_source.py": f"copies {WORK}",
     "hpcdl/data/format/shard_file.py": "a new shard under the name that replacing() yields",
     "hpcdl/data/read/staging.py": "in the private folder that this call has made on its node",
     "hpcdl/data/sources": WORK,

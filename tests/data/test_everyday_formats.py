@@ -218,10 +218,10 @@ def test_samples_along_the_last_axis_are_those_of_the_turned_array(
     kind: str, names: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H x W x C x N arrays with N labels give the same shards as np.moveaxis, read a few samples at a time."""
-    from hpcdl.data.format import hdf5
+    from hpcdl.data.format import hdf5_source
     from hpcdl.data.sources import numpy_files
 
-    for module in (hdf5, numpy_files):
+    for module in (hdf5_source, numpy_files):
         monkeypatch.setattr(module, "_COPY_BYTES", 6 * 5 * 3 * 4)
     pictures, labels = pixels(21, (6, 5, 3)), numbers(21, 3)
     made = {}

@@ -13,7 +13,7 @@ _MOST_LINKS = 8
 """The most links that may be followed in a chain from file to file."""
 
 
-class LiesOutside(ValueError):
+class StoredOutside(ValueError):
     """A part of a file is stored in another file that may not be opened; `remedy` tells the user what to do."""
 
     def __init__(self, found: str, remedy: str = "give --follow-links to read it there") -> None:
@@ -22,7 +22,7 @@ class LiesOutside(ValueError):
 
 
 def arrays_inside(file: h5py.File) -> dict[str, h5py.Dataset]:
-    """Return the data sets of a file by path; LiesOutside if a part of it is stored in another file.
+    """Return the data sets of a file by path; StoredOutside if a part of it is stored in another file.
 
     HDF5 would open any path named there: external links, external storage and virtual data sets. Soft links cannot
     leave the file.
@@ -32,13 +32,13 @@ def arrays_inside(file: h5py.File) -> dict[str, h5py.Dataset]:
     arrays = {}
     for name, link in links.items():
         if isinstance(link, h5py.ExternalLink):
-            raise LiesOutside(f"{name} is a link to {link.path} in another file, {link.filename}")
+            raise StoredOutside(f"{name} is a link to {link.path} in another file, {link.filename}")
         target = file[name] if isinstance(link, h5py.HardLink) else None
         if isinstance(target, h5py.Dataset):
             _check_storage(name, target)
             if target.is_virtual:
                 files = sorted({source.file_name for source in target.virtual_sources()})
-                raise LiesOutside(f"{name} is a virtual data set, whose values are in other files ({_some(files)})")
+                raise StoredOutside(f"{name} is a virtual data set, whose values are in other files ({_some(files)})")
             arrays[name] = target
     return arrays
 
@@ -136,11 +136,11 @@ def _check_source(where: str, source: Any, file: h5py.File, depth: int) -> int:
 
 
 def _check_storage(name: str, data: h5py.Dataset) -> None:
-    """Raise LiesOutside for values in a file that is not HDF5: only h5repack brings them in, no flag does."""
+    """Raise StoredOutside for values in a file that is not HDF5: only h5repack brings them in, no flag does."""
     creation_settings = data.id.get_create_plist()
     if creation_settings.get_external_count():
         file = np.bytes_(creation_settings.get_external(0)[0]).decode(errors="replace")
-        raise LiesOutside(
+        raise StoredOutside(
             f"the data of {name} are in another file, {file} (external storage)", "bring them into this one: h5repack"
         )
 

@@ -12,7 +12,7 @@ import numpy as np
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.format.hdf5 import ArrayFile
+from hpcdl.data.format.hdf5_source import ArrayFile
 from hpcdl.data.sources.base.arrays import (
     TARGET_NAMES,
     ArrayGroup,

@@ -27,6 +27,11 @@ _LEAST_SCALE = 1 / 16
 _PROBABILITY_TOLERANCE = 1e-2
 """Half precision sums a thousand probabilities to one within this."""
 _HALF = "mixed_float16"
+_BOUNDING = (
+    "relu", "relu6", "leaky_relu", "elu", "celu", "selu", "gelu", "silu", "softplus", "exponential", "tanh", "softsign",
+    "hard_tanh", "hard_sigmoid",
+)  # fmt: skip
+"""Activations whose outputs cannot have every size, or hardly: a probability of some class is then out of reach."""
 _IGNORED = ("train_step", "compute_loss")
 """Methods that Keras's fit would call."""
 
@@ -75,6 +80,26 @@ def check_model(
             outputs = _probed(model, spec, shape, output_shapes)
             _check_outputs(model, outputs, refusals, spec=spec, losses=losses, classes=classes, shapes=output_shapes)
     refusals.raise_all()
+
+
+def doubts(model: keras.Model, spec: str, losses: Sequence[str]) -> list[str]:
+    """Return a line for each layer that trains, and yet is likely a mistake; call it when weights are loaded."""
+    lines = []
+    for layer in _flat(model):
+        if isinstance(layer, keras.layers.Normalization) and (weights := layer.get_weights()):
+            mean, variance = weights[:2]  # those that adapt() sets; with mean= and variance= there are none
+            if not mean.any() and (variance == 1).all():
+                lines.append(
+                    f"model {spec!r}: {layer.name!r} was not adapted, so that it changes nothing; call its adapt() in "
+                    "the function, or give it mean= and variance="
+                )
+    last = _last_activation(model)
+    if last in _BOUNDING and [*losses] == [CROSS_ENTROPY]:
+        lines.append(
+            f"model {spec!r} ends with {last}, but --loss {CROSS_ENTROPY} takes outputs of any size (logits); leave "
+            "that activation out"
+        )
+    return lines
 
 
 def _check_outputs(
@@ -316,7 +341,7 @@ def _last_activation(model: keras.Model) -> str:
         return ""
     kind = type(layers[-1]).__name__.lower()
     activation: Callable[..., Any] | None = getattr(layers[-1], "activation", None)
-    return kind if kind == "softmax" else getattr(activation, "__name__", "")
+    return kind if kind in ("softmax", "relu") else getattr(activation, "__name__", "")
 
 
 def _flat(model: keras.Model) -> Iterator[Any]:

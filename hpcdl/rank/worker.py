@@ -31,6 +31,7 @@ from hpcdl.core.storage.disk import replacing
 from hpcdl.core.units import counted
 from hpcdl.data.format.dataset import Dataset
 from hpcdl.faults.inject import Injection
+from hpcdl.models.check import doubts as model_doubts
 from hpcdl.models.load import load_model
 from hpcdl.node.accelerators import GpuUse
 from hpcdl.rank import results
@@ -132,6 +133,8 @@ def _run_worker(
     record = results.with_devices(record, group)
     if config.model.init_weights is not None:
         journal.write("message", text=state.load_weights(model, config.model.init_weights))
+    doubts = model_doubts(model, config.model.model, [*_losses(config, run_plan.dataset).values()])
+    record = dataclasses.replace(record, warnings=[*record.warnings, *doubts])
     interval, copies_in, work = _kept(run_plan, run_dir, group, record.nodes)
     copying = (interval, copies_in(group), work)
     parts = functools.partial(Parts, run_plan, model, worker, group, journal, run_dir, injection, *copying)

@@ -9,6 +9,7 @@ import keras
 import pytest
 
 from hpcdl.core.errors import ConfigError, UsageError
+from hpcdl.models.check import doubts
 from hpcdl.models.load import load_model
 from hpcdl.models.table import MODELS
 from hpcdl.run.ended import one_line
@@ -63,6 +64,12 @@ def frozen():
     model = classifier()
     model.trainable = False
     return model
+
+
+def adapted():
+    layer = layers.Normalization()
+    layer.adapt(keras.random.normal((20, 6, 5, 1), 3, 2))
+    return layer
 
 
 def heads(*units):
@@ -127,6 +134,24 @@ def test_a_second_rescaling_is_found(name: str, tmp_path: Path) -> None:
         return
     with pytest.raises(UsageError, match=r"begins with Rescaling by .*from 0 to 1 already; leave it out"):
         built(tmp_path, body, CROSS, scaled=True)
+
+
+DOUBTFUL = {
+    "not adapted": ("keras.Sequential([keras.Input((6, 5, 1)), layers.Normalization(), classifier()])", "not adapted"),
+    "adapted": ("keras.Sequential([keras.Input((6, 5, 1)), adapted(), classifier()])", ""),
+    "given": ("keras.Sequential([keras.Input((6, 5, 1)), layers.Normalization(mean=0, variance=1), classifier()])", ""),
+    "relu": ("classifier(activation='relu')", "ends with relu"),
+    "relu as a layer": ("keras.Sequential([classifier(), layers.ReLU()])", "ends with relu"),
+    "logits": ("classifier()", ""),
+    "own class": ("Own()", ""),
+}
+
+
+@pytest.mark.parametrize("name", DOUBTFUL)
+def test_layers_that_train_but_are_likely_mistakes_are_named(name: str, tmp_path: Path) -> None:
+    body, said = DOUBTFUL[name]
+    lines = doubts(built(tmp_path, body, CROSS), "net.py:build", [CROSS])
+    assert len(lines) == bool(said) and said in "".join(lines)
 
 
 @pytest.mark.parametrize("name", REFUSED)

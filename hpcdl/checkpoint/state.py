@@ -9,9 +9,10 @@ import keras
 import numpy
 import tensorflow as tf
 
-from hpcdl.core.errors import UsageError
+from hpcdl.core.errors import UsageError, cause
+from hpcdl.core.units import counted
 from hpcdl.models.emulated import LAYERS
-from hpcdl.models.saved import load_saved
+from hpcdl.models.saved import OwnCode, check_saved, load_saved
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array, Communicator
@@ -128,8 +129,12 @@ def load_weights(model: keras.Model, path: Any) -> str:
     """
     try:
         source = load_saved(path, LAYERS)
+    except OwnCode:
+        return _load_whole(model, path)
     except ValueError as error:
         raise UsageError(f"--init-weights {path}: {error}") from error
+    if not getattr(source, "inputs", None):  # a class of the user's own, whose layers have other names in each object
+        return _load_whole(model, path)
     offered = {layer.name: layer for layer in source.layers}
     num_taken, fresh_names = 0, []
     for layer in model.layers:
@@ -144,4 +149,17 @@ def load_weights(model: keras.Model, path: Any) -> str:
     if not num_taken:
         raise UsageError(f"--init-weights {path}: no layer of it fits this model; save it from the same network")
     fresh = f"; fresh: {', '.join(fresh_names)}" if fresh_names else ""
-    return f"weights of {num_taken} layers from {path}{fresh}"
+    return f"weights of {counted(num_taken, 'layer')} from {path}{fresh}"
+
+
+def _load_whole(model: keras.Model, path: Any) -> str:
+    """Load the weights of a saved model with layers of the user's own: only those of the same network fit."""
+    try:
+        check_saved(path, code=False)
+        model.load_weights(path)
+    except ValueError as error:
+        raise UsageError(
+            f"--init-weights {path}: it has layers of your own, and its weights do not fit this model as a whole: "
+            f"{cause(error)}"
+        ) from error
+    return f"weights of all layers from {path}"

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from hpcdl.cli.output import VERBOSE, command_in, put, say
-from hpcdl.core.errors import HpcdlError, Interrupted, UsageError, shown, without_place
+from hpcdl.core.errors import HpcdlError, Interrupted, UsageError, cause, shown, without_place
 from hpcdl.core.processes.streams import Printed, ignore, keep_interrupts, outlive, use_utf8
 
 _LEAVE_BADLY = {"tensorflow", "mpi4py.MPI"}
@@ -141,6 +141,5 @@ def _unexpected(error: Exception) -> int:
     if line := without_place(error):
         say(f"hpcdl: {line}")
         return 1
-    detail = str(error).strip().splitlines()
-    say(f"hpcdl: {type(error).__name__}: {detail[0] if detail else 'no details'} (run again with -v for the traceback)")
+    say(f"hpcdl: {type(error).__name__}: {cause(error)} (run again with -v for the traceback)")
     return 1

@@ -299,6 +299,19 @@ def without_place(error: BaseException) -> str:
     return f"{where}{os.strerror(error.errno)}; {NO_PLACE[error.errno]}"  # HDF5 puts more than that into its own text
 
 
+_STYLE = re.compile("\x1b\\[[0-9;]*m")
+_CALL = "Exception encountered when calling"
+"""How Keras begins the text of an error in a layer; the cause follows in the next line."""
+
+
+def cause(error: BaseException) -> str:
+    """Return the line of an error's text that names its cause, without the terminal's styles."""
+    lines = [line.strip() for line in _STYLE.sub("", str(error)).splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith(_CALL):
+        del lines[0]
+    return lines[0] if lines else "no details"
+
+
 def failure(error: BaseException, file: str = "") -> str:
     """Return `failed at FILE:LINE: TYPE: TEXT` with the innermost line in `file`, or else the innermost line of all."""
     if isinstance(error, SyntaxError):
@@ -307,6 +320,5 @@ def failure(error: BaseException, file: str = "") -> str:
         frames = traceback.extract_tb(error.__traceback__)
         own_frames = [frame for frame in frames if frame.filename == file] or frames[-1:]
         where = f"{own_frames[-1].filename}:{own_frames[-1].lineno}" if own_frames else None
-    detail = next(iter(str(error).strip().splitlines()), "no details")
     remedy = "; install it, or add its folder to PYTHONPATH" if isinstance(error, ModuleNotFoundError) else ""
-    return f"failed at {where}: {type(error).__name__}: {detail}{remedy}"
+    return f"failed at {where}: {type(error).__name__}: {cause(error)}{remedy}"

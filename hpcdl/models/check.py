@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from hpcdl.config.schema import CROSS_ENTROPY
-from hpcdl.core.errors import Refusals, UsageError
+from hpcdl.core.errors import Refusals, UsageError, cause
 
 FROM_PROBABILITIES = (
     "binary_crossentropy", "binary_focal_crossentropy", "categorical_crossentropy", "categorical_focal_crossentropy",
@@ -267,8 +267,9 @@ def _probed(
     try:
         answer = model(samples, training=False)
     except (Exception, SystemExit) as error:  # the user's layers may raise anything
-        first = next(iter(str(error).strip().splitlines()), "no details")
-        raise UsageError(f"model {spec!r} fails on a batch of samples: {type(error).__name__}: {first}") from error
+        raise UsageError(
+            f"model {spec!r} fails on a batch of samples: {type(error).__name__}: {cause(error)}"
+        ) from error
     several = output_shapes if output_shapes is not None and len(output_shapes) > 1 else {}
     if isinstance(answer, Mapping) and several and answer.keys() == several.keys():
         answer = [answer[name] for name in several]

@@ -163,14 +163,15 @@ def facts_of(spec: str) -> OwnModel:
 
 
 def _saved(path: Path) -> keras.Model:
-    from hpcdl.models.saved import load_saved
+    from hpcdl.models.saved import OwnCode, load_saved
 
     if not path.is_file():
         raise UsageError(f"--model {path}: there is no such file; give FILE.keras or FILE.py:FUNCTION")
     try:
         return load_saved(path, {})
     except ValueError as error:
-        raise UsageError(f"--model {path}: {error}") from error
+        remedy = "; give FILE.py:FUNCTION" if isinstance(error, OwnCode) else ""
+        raise UsageError(f"--model {path}: {error}{remedy}") from error
 
 
 def _built_anew(builder: UserFunction) -> keras.Model:

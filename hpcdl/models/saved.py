@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import h5py
 
-from hpcdl.core.errors import shown
+from hpcdl.core.errors import cause, shown
 from hpcdl.core.storage.archives import (
     FLOOR_BYTES,
     bounded,
@@ -63,8 +63,15 @@ _DAMAGED = (
 """What readers raise for damaged files; RecursionError is a RuntimeError."""
 
 
+class OwnCode(ValueError):
+    """A saved model names code that is neither Keras's nor registered in this process; the function has it."""
+
+
 def load_saved(path: Path, custom_objects: Mapping[str, Any]) -> keras.Model:
-    """Load a saved model without its optimizer; ValueError gives the reason in one line if that fails."""
+    """Load a saved model without its optimizer; ValueError gives the reason in one line if that fails.
+
+    It is OwnCode if the file names code that is not `custom_objects`' or registered.
+    """
     import keras
 
     num_bytes = check_saved(path, {**keras.saving.get_custom_objects(), **custom_objects})
@@ -72,7 +79,7 @@ def load_saved(path: Path, custom_objects: Mapping[str, Any]) -> keras.Model:
         with _counted(FLOOR_BYTES + _MOST_VARIABLES * num_bytes):
             return keras.saving.load_model(path, custom_objects=custom_objects, compile=False)
     except Exception as error:  # layers of any kind are built from the file's content
-        raise ValueError(next(iter(str(error).strip().splitlines()), type(error).__name__)) from error
+        raise ValueError(cause(error)) from error
 
 
 def check_saved(path: Path, known: Mapping[str, Any] | None = None, *, code: bool = True) -> int:
@@ -90,6 +97,8 @@ def check_saved(path: Path, known: Mapping[str, Any] | None = None, *, code: boo
             if isinstance(document, dict):
                 document["compile_config"] = None  # as Keras does if no optimizer is wanted
             _check_classes(document, known)
+    except OwnCode:
+        raise
     except _DAMAGED as error:
         raise ValueError(" ".join(str(error).split()) or type(error).__name__) from error
     return num_bytes
@@ -289,7 +298,7 @@ def _chunks(array: Any) -> list[Any]:
 
 
 def _check_classes(config: Any, known: Mapping[str, Any] | None) -> None:
-    """Raise ValueError if a config names a class or function whose use would run code from the file."""
+    """Raise OwnCode if a config names a class or function whose use would run code from the file."""
     waiting = [config]
     while waiting:
         part = waiting.pop()
@@ -304,7 +313,7 @@ def _check_classes(config: Any, known: Mapping[str, Any] | None) -> None:
         for name in named:
             kind = re.split(r"[>.:]", name)[-1]
             if kind in CODE and name not in (known or ()):
-                raise ValueError(
+                raise OwnCode(
                     f"it holds {kind}, which is not loaded: {CODE[kind]}; save the model with a class of your own in "
                     "its place"
                 )
@@ -316,7 +325,4 @@ def _check_classes(config: Any, known: Mapping[str, Any] | None) -> None:
 def _check_module(module: str, name: str) -> None:
     package = module.partition(".")[0]
     if package not in _TRUSTED or (package == "keras" and not _MODELING.match(module)):
-        raise ValueError(
-            f"it names {shown(f'{module}.{name}')}, which is neither a layer of Keras nor registered here; register "
-            "the class with keras.saving.register_keras_serializable, in the file that --model names"
-        )
+        raise OwnCode(f"it names {shown(f'{module}.{name}')}, which is neither a layer of Keras nor registered here")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import time
@@ -16,7 +17,7 @@ from hpcdl.checkpoint import folders as checkpoints
 from hpcdl.checkpoint import state
 from hpcdl.comm.threads import alone
 from hpcdl.config.schema import TrainConfig
-from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
+from hpcdl.core.errors import CorruptError, HpcdlError, UsageError, cause
 from hpcdl.core.records.run_record import FINISHED, read_record
 from hpcdl.core.storage.disk import make_output_folder
 from hpcdl.data.format.dataset import Dataset, Split, open_dataset
@@ -24,7 +25,9 @@ from hpcdl.data.format.manifest import Field, is_name
 from hpcdl.data.read.pipeline import evaluation_batches
 from hpcdl.data.write.outputs import SAMPLE
 from hpcdl.models.emulated import LAYERS
-from hpcdl.models.saved import load_saved
+from hpcdl.models.load import user_function
+from hpcdl.models.saved import OwnCode, check_saved, load_saved
+from hpcdl.models.table import parse_spec
 from hpcdl.rank.worker import build_model, save_model
 from hpcdl.run import rundir
 from hpcdl.run.inference import InferencePlan
@@ -76,8 +79,9 @@ class Predictor:
         except (HpcdlError, tf.errors.ResourceExhaustedError):
             raise
         except Exception as error:  # the layers of a user's own model may raise anything
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise UsageError(f"the model of {self.plan.model} does not take {self.dataset.name}: {reason}") from error
+            raise UsageError(
+                f"the model of {self.plan.model} does not take {self.dataset.name}: {cause(error)}"
+            ) from error
         arrays = self._named(answer)
         seconds = time.perf_counter() - began
         count = tf.nest.flatten(inputs)[0].shape[0]
@@ -163,11 +167,15 @@ def _loaded(plan: InferencePlan) -> tuple[keras.Model, list[str]]:
     try:
         return load_saved(plan.model, LAYERS), []
     except ValueError as error:
-        raise UsageError(f"{plan.model} cannot be loaded: {error}") from error
+        remedy = "; give the directory of the run that trained it" if isinstance(error, OwnCode) else ""
+        raise UsageError(f"{plan.model} cannot be loaded: {error}{remedy}") from error
 
 
 def _check_input(model: keras.Model, dataset: Dataset, path: Path) -> None:
-    """Raise UsageError if a model with one input declares a sample shape other than the dataset's."""
+    """Raise UsageError if a model with one input declares a sample shape other than the dataset's.
+
+    Classes of the user's own declare none.
+    """
     model_shape = getattr(model, "input_shape", None)
     if len(dataset.inputs) > 1 or not isinstance(model_shape, tuple):
         return
@@ -200,6 +208,8 @@ def load_run(run_dir: Path, given: str | None = None) -> tuple[keras.Model, list
     if path.is_file():
         try:
             return load_saved(path, LAYERS), []
+        except OwnCode as error:
+            return _with_own_code(run_dir, path, given, error), []
         except ValueError as error:
             raise CorruptError(f"{path} cannot be loaded: {error}") from error
     resolved, _ = rundir.read(run_dir)
@@ -207,11 +217,45 @@ def load_run(run_dir: Path, given: str | None = None) -> tuple[keras.Model, list
     step = checkpoints.newest_valid(run_dir, warnings)
     if step is None:
         raise rundir.without_model(run_dir)
-    dataset = preprocessed(_data_of(run_dir, resolved.config, given), resolved.config.data)
-    model = build_model(resolved.config, dataset)
+    model = _built(run_dir, resolved.config, given)
     shared, _ = checkpoints.read_shared(run_dir, step)
     state.assign(model.weights, shared, "weights")
     return model, [*warnings, f"{_lack(run_dir)}: this is its checkpoint after step {step}"]
+
+
+def _with_own_code(run_dir: Path, path: Path, given: str | None, refused: OwnCode) -> keras.Model:
+    """Return a run's final model whose layers are the user's own: only the file that made it has their code.
+
+    Raises CorruptError if the run's model is a network of the table, or if the file makes another model now.
+    """
+    config = rundir.read(run_dir)[0].config
+    function = parse_spec(config.model.model)
+    if isinstance(function, str):
+        raise CorruptError(f"{path} cannot be loaded: {refused}") from refused
+    try:
+        user_function(function)  # runs the file, which may register its classes
+    except UsageError as error:
+        raise UsageError(
+            f"{path} has layers that only {function} knows; type this in the folder in which the run began: {error}"
+        ) from error
+    try:
+        with contextlib.suppress(OwnCode):
+            model = load_saved(path, LAYERS)
+            if getattr(model, "inputs", None):  # a class of the user's own is made anew: it has not been called yet
+                return model
+        model = _built(run_dir, config, given)
+        check_saved(path, code=False)
+        model.load_weights(path)
+    except ValueError as error:
+        raise CorruptError(
+            f"the weights of {path} do not fit the model that {config.model.model} makes now: {cause(error)}"
+        ) from error
+    return model
+
+
+def _built(run_dir: Path, config: TrainConfig, given: str | None) -> keras.Model:
+    """Return the run's model with fresh weights, made for the data that it was trained on."""
+    return build_model(config, preprocessed(_data_of(run_dir, config, given), config.data))
 
 
 def _lack(run_dir: Path) -> str:
@@ -236,8 +280,8 @@ def _data_of(run_dir: Path, config: TrainConfig, given: str | None) -> Dataset:
         return open_dataset(config.data.data, seed=config.run.seed)
     except UsageError as error:
         raise UsageError(
-            f"{run_dir} is not finished, and its checkpoint needs the data that it was trained on; type this in the "
-            f"folder in which the run began: {error}"
+            f"{run_dir}: its model is made for the data that it was trained on, and they are not found; type this in "
+            f"the folder in which the run began: {error}"
         ) from error
 
 
@@ -252,10 +296,7 @@ def evaluate_run(run_dir: Path, data: str, split_name: str | None) -> tuple[Eval
     if name not in dataset.splits:
         raise UsageError(f"--split {name}: {data} has {', '.join(dataset.splits)}")
     model, model_warnings = load_run(run_dir, data)
-    if len(dataset.inputs) < 2:
-        model_shape, data_shape = tuple(model.input_shape[1:]), model_shapes(dataset)[0]
-        if model_shape != data_shape:
-            raise UsageError(f"the model of {run_dir} takes samples of {model_shape}, {data} has {data_shape}")
+    _check_input(model, dataset, run_dir)
     config = dataclasses.replace(resolved.config.objective, label_smoothing=0.0)
     check_objective(config, dataset)
     evaluate = Evaluator(model, objective_of(config, dataset.targets))
@@ -264,7 +305,10 @@ def evaluate_run(run_dir: Path, data: str, split_name: str | None) -> tuple[Eval
     )
     if numbers is not None:
         batches = ((inputs, tf.gather(numbers, labels)) for inputs, labels in batches)
-    return evaluate(batches, alone()), name, [*remarks, *model_warnings]
+    try:
+        return evaluate(batches, alone()), name, [*remarks, *model_warnings]
+    except (ValueError, tf.errors.InvalidArgumentError) as error:
+        raise UsageError(f"the model of {run_dir} does not take {data}: {cause(error)}") from error
 
 
 def export_run(run_dir: Path, form: str, target: Path) -> tuple[Path, list[str]]:
@@ -272,6 +316,12 @@ def export_run(run_dir: Path, form: str, target: Path) -> tuple[Path, list[str]]
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} exists; choose another folder")
     model, model_warnings = load_run(run_dir)
+    if form == "keras" and _has_own_code(run_dir / MODEL_FILE):
+        source = rundir.read(run_dir)[0].config.model.model.rpartition(":")[0]
+        model_warnings.append(
+            f"warning: the file names code of your own; import {source} before you load it, and give custom_objects= "
+            "for classes that are not registered"
+        )
     writers: dict[str, Any] = {"keras": _write_keras, "savedmodel": _write_savedmodel}
     new_folders = make_output_folder(target, "")
     try:
@@ -280,6 +330,17 @@ def export_run(run_dir: Path, form: str, target: Path) -> tuple[Path, list[str]]
         for folder in new_folders:
             folder.remove(if_empty=folder.path != target)
         raise
+
+
+def _has_own_code(path: Path) -> bool:
+    """Return whether a saved model names code that is not Keras's; False if there is no such file."""
+    try:
+        check_saved(path, {})
+    except OwnCode:
+        return True
+    except ValueError:  # there is none: the model is that of a checkpoint
+        return False
+    return False
 
 
 def _write_keras(model: keras.Model, target: Path) -> Path:

@@ -145,3 +145,11 @@ def test_a_second_target_is_no_input(other: str, tmp_path: Path) -> None:
         make(source, tmp_path / "out")
     assert make(source, tmp_path / "out", target="y=y", leave_out=other).fields[0].shape == (1,)
     assert make(source, tmp_path / "both", target="y=y").fields[0].shape == (2,)
+
+
+@pytest.mark.parametrize("value", ["5 kg", "12:03", "2024-01-05", "20-29", "<0.5", "[1, 2]"])
+def test_quantities_with_units_and_times_are_not_taken_for_words(value: str, tmp_path: Path) -> None:
+    source = table(tmp_path, "a,b,target\n" + f'1,"{value}",0\n2,"7 kg",1\n')
+    with pytest.raises(SourceError, match=f"begins with numbers, such as '{re.escape(value)}': a quantity, a time or"):
+        make(source, tmp_path / "no")
+    assert make(source, tmp_path / "out", categories="b=codes").fields[0].columns == ["a", "b"]

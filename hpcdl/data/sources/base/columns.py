@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,7 +31,7 @@ from hpcdl.data.sources.base.arrays import (
     rounded_away,
     shape_text,
 )
-from hpcdl.data.sources.base.flat import is_id, names_class
+from hpcdl.data.sources.base.flat import NUMBER, is_id, names_class
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts
 from hpcdl.data.sources.base.splits import left_out, names_division, some, typed
 
@@ -154,6 +155,9 @@ def _by_number(word: str) -> tuple[int, int, str]:
     return (0, int(word), word) if word.isascii() and word.removeprefix("-").isdigit() else (1, 0, word)
 
 
+_MEASURED = re.compile(r"[\[(<>=~\u2264\u2265]*[+-]?\.?[0-9].*", re.DOTALL)
+"""Text that begins with a number: 5 kg, 12:03, 2024-01-05, 20-29, <0.5, [1, 2]."""
+_LOOKED_AT = 10_000
 _STACKED = 1 << 21
 """The number of values that are combined at once."""
 _PACKED = "x"
@@ -371,9 +375,25 @@ class ColumnSource(FieldSource):
                 f"inputs, each with --input COLUMN=NAME, or give --leave-out {typed(name)}"
             )
         many = len(text) > 1
+        for name in text:
+            self._ask_of_measured(name, next(_chunks(columns[name].place())).tolist()[:_LOOKED_AT])
         raise SourceError(
             f"{self._location}: the column{'s' * many} {some(text)} hold{'' if many else 's'} text. As numbers? Give "
             f"--categories {typed(text[0] + '=one-hot')} (a 0 or 1 for each word) or --categories "
             f"{typed(text[0] + '=codes')} (0, 1, 2, ...){', and so for each' if many else ''}. Or name the inputs, "
             f"each with --input COLUMN=NAME, or give --leave-out {typed(text[0])}"
+        )
+
+    def _ask_of_measured(self, name: str, words: Sequence[str]) -> None:
+        """Raise SourceError if all words of a column begin with a number: coded as words they would lose its order."""
+        words = [word.strip() for word in words if word.strip()]
+        if not words or not all(map(_MEASURED.fullmatch, words)):
+            return
+        numbers = all(map(NUMBER.fullmatch, words))
+        what = "numbers saved as text" if numbers else "text that begins with numbers"
+        raise SourceError(
+            f"{self._location}: the column {shown(name)} holds {what}, such as {shown(words[0])}: "
+            f"{'' if numbers else 'a quantity, a time or a range? '}Write numbers into the source, without units. "
+            f"If these are names, give --categories {typed(name + '=codes')} or {typed(name + '=one-hot')}, or "
+            f"--leave-out {typed(name)}, or for text name the inputs, each with --input COLUMN=NAME"
         )

@@ -62,6 +62,18 @@ def test_a_csv_may_have_something_else_between_its_values(between: str, tmp_path
     assert manifest.class_names == ("muon", "pion") and manifest.splits["train"].num_samples == 2
 
 
+@pytest.mark.parametrize("value", ["01/02/2024", "2024/01/02 10:00", "#N/A", "n/a"])
+def test_dates_and_missing_values_with_a_slash_are_no_files(value: str, tmp_path: Path) -> None:
+    assert recognise(str(table(tmp_path, f"a,b,y\n1,{value},0\n2,{value},1\n"))) == "table"
+
+
+@pytest.mark.parametrize("first", ["sep=;\n", '"sep=;"\r\n', "\ufeffsep=;\n"])
+def test_the_line_that_names_excels_separator_is_no_head(first: str, tmp_path: Path) -> None:
+    source = table(tmp_path, first + "a;note;y\n1;p, q;0\n2;r, s;1\n")
+    assert recognise(str(source)) == "table"
+    assert make(source, tmp_path / "out", categories="note=codes").fields[0].columns == ("a", "note")
+
+
 @pytest.mark.parametrize("head", ["0,1,2,3", "400.5,401,402.25,1e3"], ids=["column numbers", "wavelengths"])
 def test_columns_may_be_called_by_numbers_that_rise(head: str, tmp_path: Path) -> None:
     source = table(tmp_path, f"{head}\n5.1,3.5,1.4,0.25\n4.9,3.0,1.4,0.5\n")
@@ -94,6 +106,16 @@ WRONG: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
     "no rows": ("a,b,y\n", {}, "holds no rows"),
     "a line too short": ("a,b,y\n1,2,3\n1,2\n", {}, "line 3: 2 values for 3 columns"),
     "a column twice": ("a,a,y\n1,2,3\n", {}, "'a' is named twice"),
+    "spaces between": ("a b y\n1 2 0\n2 3 1\n", {}, "holds 'a b y' and '1 2 0' in one column: .*commas, semicolons"),
+    "columns of a fixed width": ("a    y\n1    0\n22   1\n", {}, "in one column: .* pandas.read_csv"),
+    "bars between": ("a|b|y\n1|2|0\n", {"target": "y"}, "in one column"),
+    "a title above": ("Results of May\n\na,b,y\n1,2,0\n", {}, "line 1: is 'Results of May' a title or a comment"),
+    "comments above": ("# a\n# b\na,b,y\n1,2,0\n", {}, "is '# a' a title or a comment"),
+    "lines of old Macs": ("a,b,y\r1,2,0\r", {}, "line 1: its lines end with a carriage return .CR. alone"),
+    "a title beside empty cells": ("Results of May,,\na,b,y\n1,2,0\n", {}, "is 'Results of May' a title"),
+    "a comma at the end of lines": ("a,y,\n1,0,\n", {}, "line 1 ends with a comma, semicolon or tab"),
+    "pandas' row numbers": (",a,y\n0,1,0\n", {}, "column 1 has no name .pandas"),
+    "a comma within a value": ("a,b,y\n1,x, or z,0\n", {}, "4 values for 3 columns; .*double quotes"),
     "no names": ("1,0.5,0\n2,0.7,1\n", {}, "line 1 holds numbers only; the first line names the columns"),
     "not UTF-8": (b"a,b,y\n1,2,caf\xe9\n", {}, "line 2: it is not UTF-8"),
     "which target": ("a,b,c\n1,2,3\n", {}, "which column is the target"),
@@ -152,4 +174,4 @@ def test_quantities_with_units_and_times_are_not_taken_for_words(value: str, tmp
     source = table(tmp_path, "a,b,target\n" + f'1,"{value}",0\n2,"7 kg",1\n')
     with pytest.raises(SourceError, match=f"begins with numbers, such as '{re.escape(value)}': a quantity, a time or"):
         make(source, tmp_path / "no")
-    assert make(source, tmp_path / "out", categories="b=codes").fields[0].columns == ["a", "b"]
+    assert make(source, tmp_path / "out", categories="b=codes").fields[0].columns == ("a", "b")

@@ -36,6 +36,10 @@ _SPLITS = ("split", "set", "subset", "partition", "usage", "dataset", "phase")
 _BATCH = 4096
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _FILE = re.compile(r".*\.[A-Za-z][A-Za-z0-9]{1,5}|.*/.+", re.DOTALL)
+_DATE = re.compile(r"[0-9 .:/-]+|#?n/a|#div/0!", re.IGNORECASE)
+"""Values with a slash that are no files: dates, missing values."""
+_SEPARATOR = re.compile(rb'(?:\xef\xbb\xbf)?"?sep=([;,\t])"?\r?\n')
+"""A first line that names the delimiter, for Excel."""
 _SPLIT = re.compile(r"\w[\w-]{0,63}")
 """A split's name is also the name of a folder."""
 _Batch = dict[str, list[tuple[int, int, tuple[bytes, os.stat_result]]]]
@@ -372,7 +376,7 @@ def is_list_of_files(path: Path) -> bool:
         try:
             lines = list(itertools.islice(csv.reader(text_lines(file), delimiter=delimiter(path)), 3))
         except (csv.Error, ValueError):
-            return path.suffix.lower() == ".csv"
+            return False
     lines = [fields for fields in lines if fields]
     if not lines:
         return path.suffix.lower() == ".csv"
@@ -402,7 +406,11 @@ def _is_head(lines: Sequence[Sequence[str]]) -> bool:
 def _is_file(field: str) -> bool:
     text = field.strip()
     return (
-        NUMBER.fullmatch(text) is None and " - " not in text and _FILE.fullmatch(text) is not None and len(text) < 4096
+        NUMBER.fullmatch(text) is None
+        and _DATE.fullmatch(text) is None
+        and " - " not in text
+        and _FILE.fullmatch(text) is not None
+        and len(text) < 4096
     )
 
 
@@ -411,16 +419,22 @@ def delimiter(path: Path) -> str:
     usual = "\t" if path.suffix.lower() == ".tsv" else ","
     with open_regular(path) as file:
         head = file.readline(LONGEST_LINE)
+    if named := _SEPARATOR.fullmatch(head):
+        return named[1].decode()
     if usual.encode() in head:
         return usual
     return next((other for other in ";\t," if other.encode() in head), usual)
 
 
 def text_lines(file: BinaryIO) -> Iterator[str]:
-    """Yield the lines of `file`, which may contain names that are not UTF-8; ValueError if a line is too long."""
+    """Yield the lines of `file`, which may contain names that are not UTF-8; ValueError if a line is too long or ends with CR alone."""
     start = b"\xef\xbb\xbf"
     while line := file.readline(LONGEST_LINE):
+        if start and b"\r" in line.rstrip(b"\r\n"):
+            raise ValueError("its lines end with a carriage return (CR) alone; save it with line feeds (LF)")
         if len(line) == LONGEST_LINE:
             raise ValueError(f"it is longer than {LONGEST_LINE} bytes")
+        if start and _SEPARATOR.fullmatch(line):
+            line = b"\n"  # keeps the numbers of the lines below
         yield line.removeprefix(start).decode("utf-8", "surrogateescape")
         start = b""

@@ -214,8 +214,8 @@ class TableSource(ColumnSource):
                 self._check_names(path, names)
                 if self._spec.head != "none":
                     continue
-            if len(fields) != len(names):
-                raise SourceError(f"{path} line {number}: {len(fields)} values for {len(names)} columns; write all")
+            if len(fields) != len(names) or (not rows and len(names) == 1):
+                _check_fields(f"{path} line {number}", names, fields)
             rows.append(fields)
             if len(rows) * len(names) >= _VALUES:
                 yield rows
@@ -244,10 +244,7 @@ class TableSource(ColumnSource):
                 "give --head none, which calls them c1, c2, ..."
             )
         if "" in names:
-            raise SourceError(
-                f"{path} line 1: column {names.index('') + 1} has no name (pandas writes the numbers of rows "
-                "so, unless index=False is given); name it, and leave it out by --leave-out if it is no feature"
-            )
+            raise SourceError(f"{path} line 1{_without_name(names)}")
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise SourceError(
@@ -358,6 +355,43 @@ class _Column:
                 if self.kind != "text" and (words or self.present):
                     self.word = value
                 return
+
+
+def _without_name(names: Sequence[str]) -> str:
+    """Say what is probably wrong with a first line in which names are empty."""
+    if names[0] and not any(names[1:]) and len(names) > 2:
+        return _title(names[0])
+    if all(names[:-1]):
+        return (
+            " ends with a comma, semicolon or tab: take it away in each line, or name the last column, and leave it "
+            "out by --leave-out if it is no feature"
+        )
+    return (
+        f": column {names.index('') + 1} has no name (pandas writes the numbers of rows so, unless index=False is "
+        "given); name it, and leave it out by --leave-out if it is no feature"
+    )
+
+
+def _title(text: str) -> str:
+    return f": is {shown(text)} a title or a comment? The names of columns come first: delete the lines above them"
+
+
+def _check_fields(where: str, names: Sequence[str], fields: Sequence[str]) -> None:
+    """Raise SourceError for a line that has not one value for each column, or that seems to hold several in one."""
+    if len(names) == len(fields) == 1:
+        parts = [len(re.split(r"[\s|:]+", text.strip("# "))) for text in (names[0], fields[0])]
+        if parts[0] > 1 and parts[0] == parts[1] and not fields[0].startswith("#"):
+            raise SourceError(
+                f"{where.rpartition(' line ')[0]} holds {shown(names[0])} and {shown(fields[0])} in one column: values "
+                'are read between commas, semicolons or tabs; save it so, with pandas.read_csv(FILE, sep=r"\\s+") or '
+                "another sep="
+            )
+        if not fields[0].startswith("#"):
+            return
+    if len(names) == 1:
+        raise SourceError(f"{where.rpartition(' line ')[0]} line 1{_title(names[0])}")
+    more = "; put a value that holds a comma between double quotes" if len(fields) > len(names) else "; write all"
+    raise SourceError(f"{where}: {len(fields)} values for {len(names)} columns{more}")
 
 
 def _is_number(value: str) -> bool:

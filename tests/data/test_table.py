@@ -175,3 +175,33 @@ def test_quantities_with_units_and_times_are_not_taken_for_words(value: str, tmp
     with pytest.raises(SourceError, match=f"begins with numbers, such as '{re.escape(value)}': a quantity, a time or"):
         make(source, tmp_path / "no")
     assert make(source, tmp_path / "out", categories="b=codes").fields[0].columns == ("a", "b")
+
+
+GROUPS = "{},a,target\n" + "".join(f"{row // 4},{row * 0.3},{row % 2}\n" for row in range(24))
+
+
+@pytest.mark.parametrize("name", ["group", "Patient", "subject", "participants"])
+def test_a_column_that_says_which_rows_belong_together_is_asked_about(name: str, tmp_path: Path) -> None:
+    source = table(tmp_path, GROUPS.format(name))
+    with pytest.raises(SourceError, match=f"is the column '{name}' a feature, or does it say which rows belong toge"):
+        make(source, tmp_path / "no")
+    assert make(source, tmp_path / "out", leave_out=name).fields[0].columns == ("a",)
+
+
+@pytest.mark.parametrize("name", ["age_group", "blood group", "usergroups"])
+def test_other_groups_are_features(name: str, tmp_path: Path) -> None:
+    source = table(tmp_path, GROUPS.format(name))
+    manifest = make(source, tmp_path / "out", split="train=0.5,val=0.5")
+    assert manifest.fields[0].columns == (name, "a") and not any("too good" in line for line in manifest.understood)
+
+
+def test_split_by_rows_says_that_it_does_not_keep_patients_together(tmp_path: Path) -> None:
+    parts = "train=0.5,val=0.5"
+    source = table(tmp_path, GROUPS.format("patient_id"))
+    manifest = make(source, tmp_path / "out", leave_out="patient_id", split=parts)
+    assert any("one 'patient_id' may be in several splits, which makes" in line for line in manifest.understood)
+    np.savez(tmp_path / "a.npz", x=np.ones((24, 2), np.float32), y=np.arange(24) % 2, groups=np.arange(24) // 4)
+    manifest = make(tmp_path / "a.npz", tmp_path / "arrays", split=parts)
+    assert any("one 'groups' may be in several splits" in line for line in manifest.understood)
+    targets = make(table(tmp_path, GROUPS.format("group")), tmp_path / "by", target="group", split=parts)
+    assert not any("too good" in line for line in targets.understood)

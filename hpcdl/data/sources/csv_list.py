@@ -427,7 +427,7 @@ def delimiter(path: Path) -> str:
 
 
 def text_lines(file: BinaryIO) -> Iterator[str]:
-    """Yield the lines of `file`, which may contain names that are not UTF-8; ValueError if a line is too long or ends with CR alone."""
+    """Yield the lines of `file`, which may contain names that are not UTF-8; ValueError if they are unusable."""
     start = b"\xef\xbb\xbf"
     while line := file.readline(LONGEST_LINE):
         if start and b"\r" in line.rstrip(b"\r\n"):

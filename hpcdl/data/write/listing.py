@@ -27,7 +27,7 @@ from hpcdl.data.format.hdf5 import filters
 from hpcdl.data.format.manifest import FILE_NAME, Field, may_be_resident, picture_with_class, read_manifest
 from hpcdl.data.format.order import mixed, permuted
 from hpcdl.data.sources.base.arrays import mark_of_missing
-from hpcdl.data.sources.base.flat import question_of_words
+from hpcdl.data.sources.base.flat import names_group, question_of_words
 from hpcdl.data.sources.base.glance import HEAD_BYTES, check_is_image
 from hpcdl.data.sources.base.images import ImageKinds, decode
 from hpcdl.data.sources.base.source import (
@@ -236,6 +236,7 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: boo
             limits = quotas(by_split[UNSPLIT], list(fractions.values()), mixed(layout.seed, 10))
             counts = divide(work, index, UNSPLIT, limits, list(fractions), mixed(layout.seed, 10))
             facts = _with_division(facts, dict(zip(fractions, np.diff(limits, axis=0, prepend=0), strict=True)))
+            facts = _with_groups(facts, spec, getattr(source, "named", ()))
     finally:
         index.close()
     fields = _stored(facts, shape, layout)
@@ -264,6 +265,19 @@ def _with_division(facts: SourceFacts, parts: Mapping[str, Counts]) -> SourceFac
     """Return `facts` with remarks on classes too rare for a part of the split."""
     remarks = remarks_on_division(facts.class_names, parts) if len(facts.class_names) > 1 else []
     return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
+
+
+def _with_groups(facts: SourceFacts, spec: SourceSpec, names: Iterable[str]) -> SourceFacts:
+    """Return `facts` with a remark if the source says which samples belong together, which --split does not regard."""
+    targets = {spec.label_field, *(flag_value.rpartition("=")[0] or flag_value for flag_value in spec.targets)}
+    group = next(filter(names_group, sorted({*names} - targets)), None)
+    if group is None:
+        return facts
+    remark = (
+        f"samples of one {shown(group)} may be in several splits, which makes results too good: --split divides sample "
+        "by sample. Divide them in the source (a column split, folders or arrays called by splits)"
+    )
+    return dataclasses.replace(facts, remarks=[*facts.remarks, remark])
 
 
 def _ask_of_classes(facts: SourceFacts, source: str, *, folders: bool) -> None:

@@ -31,7 +31,7 @@ from hpcdl.data.sources.base.arrays import (
     rounded_away,
     shape_text,
 )
-from hpcdl.data.sources.base.flat import NUMBER, is_id, names_class
+from hpcdl.data.sources.base.flat import NUMBER, is_id, names_class, names_group
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts
 from hpcdl.data.sources.base.splits import left_out, names_division, some, typed
 
@@ -357,6 +357,12 @@ class ColumnSource(FieldSource):
             raise SourceError(
                 f"{self._location}: is the column {shown(id_column)} a feature, or a number of the rows? Give "
                 f"--leave-out {typed(id_column)}, or name the inputs, each with --input COLUMN=NAME"
+            )
+        group = next((own for own in inputs if names_group(own) and own not in self._coded_columns()), None)
+        if group is not None:
+            raise SourceError(
+                f"{self._location}: is the column {shown(group)} a feature, or does it say which rows belong together? "
+                f"Give --leave-out {typed(group)}, or name the inputs, each with --input COLUMN=NAME"
             )
         return inputs, _PACKED if _PACKED not in targets else f"{_PACKED}_{INPUT_NAMES[-2]}"
 

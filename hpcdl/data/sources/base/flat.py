@@ -37,6 +37,8 @@ NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 FEW_CLASSES = 50
 _LEAST_SAMPLES = 4
 """The user is asked about more classes than FEW_CLASSES if they have fewer samples each than this."""
+_GROUP = re.compile(r"(?:patient|subject|participant|person|user|speaker|animal|group|cluster|donor|writer)s?(?:id)?")
+"""Names of what several samples belong to."""
 _WIDE, _FEWEST_FILLED = 100, 10
 """The user is asked about class numbers in a range of _WIDE and more that is not filled to a tenth."""
 _STORED = {"uint8": "uint8", "float16": "float16", "float32": "float32", "float64": "float32"}
@@ -404,6 +406,13 @@ def is_id(name: str) -> bool:
 def names_class(name: str) -> bool:
     """Return whether a column or array is named like class numbers (`class_id`, `labelId`)."""
     return re.fullmatch(r"(?:class|label|category|target|species|type)_?ids?", _in_words(name)) is not None
+
+
+def names_group(name: str) -> bool:
+    """Return whether a column or array is named like what several samples belong to (`patient`, `subject_id`)."""
+    words = re.split(r"[\W_]+", _in_words(name))
+    kept = [word for word in words if word not in ("id", "ids", "number", "nr", "no")]
+    return len(kept) == 1 and _GROUP.fullmatch(kept[0]) is not None
 
 
 def _in_words(name: str) -> str:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import hpcdl.data
-from hpcdl.core.errors import CorruptError, HpcdlError
+from hpcdl.core.errors import CorruptError, HpcdlError, SourceError
 from hpcdl.data.format.dataset import Dataset, open_dataset
 from hpcdl.data.format.hdf5 import shard_map
 from hpcdl.data.format.manifest import DTYPES, FIELDS_SCHEMA, Manifest, write_manifest
@@ -343,3 +343,29 @@ def test_numbers_are_scaled_before_they_become_float32(tmp_path: Path) -> None:
         values = np.sort(np.asarray(found), 0)
         assert values.dtype == np.float32
         np.testing.assert_allclose(values, np.stack([(days - begin) / wide] * 2, 1), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (np.float32(200), "images of float32 keep their values: training scales bytes alone to 0..1"),
+        (np.int64(200), "images: int64 up to 200, fed as they are; pixels saved as uint8 are scaled to 0..1"),
+    ],
+)
+def test_pictures_of_other_types_than_bytes_are_said_to_be_fed_as_they_are(
+    values: np.generic, words: str, tmp_path: Path
+) -> None:
+    images = np.full((12, 8, 8, 3), values)
+    np.savez(tmp_path / "a.npz", images=images, labels=np.arange(12) % 3)
+    assert any(words in line for line in make(tmp_path / "a.npz", tmp_path / "out").understood)
+
+
+def test_a_damaged_array_beside_the_one_that_is_given_does_not_matter(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones((12, 2), np.float32))
+    np.save(tmp_path / "y.npy", np.arange(12) % 3)
+    (tmp_path / "notes.npy").write_bytes(b"\x80\x02cnumpy")
+    assert make(tmp_path / "x.npy", tmp_path / "out").splits["all"].num_samples == 12
+    with pytest.raises(SourceError, match=r"notes.npy is not a numpy array"):
+        make(tmp_path / "notes.npy", tmp_path / "no")
+    with pytest.raises(SourceError, match=r"notes.npy is not a numpy array"):
+        make(tmp_path / "x.npy", tmp_path / "no", target="notes")

@@ -220,7 +220,11 @@ WRONG: dict[str, dict[str, Case]] = {
         "an image is missing": (columns(image=[IMAGE_BYTES, None], label=[0, 1]), {}, "image of row 1 has no bytes"),
     },
     "text": {
-        "labels beside": (only("a.txt", "u\nv\n"), {}, r"where are the labels of its lines\? .*--label-field FILE"),
+        "labels beside": (
+            only("a.txt", "u\nv\n"),
+            {},
+            r"where are the labels of its lines\? .*--label-field FILE.*--format table",
+        ),
         "labels elsewhere": (only("a.txt", "u\nv\n"), {"label_field": "n.txt"}, "n.txt is not beside it"),
         "unequal counts": (files(a__txt="u\nv\n", a__labels__txt="1\n"), {}, "has 2 lines and a.labels.txt 1"),
         "a label is empty": (files(a__txt="u\nv\n", labels__txt="1\n\n"), {}, "labels.txt line 2 is empty"),

@@ -20,6 +20,7 @@ _SUFFIXES = (".bin", ".dat", ".raw", ".mmap", ".memmap")
 _FLAG_VALUE = re.compile(
     r"(?P<file>[^=]+)=(?P<name>[^:=]+):(?P<dtype>[^:]+)(?::(?P<shape>\d+(?:x\d+)*)?(?::(?P<skip>\d+))?)?"
 )
+_TABLE = ". For a table of text give --format table"
 _FORM = "FILE=NAME:DTYPE:SHAPE, the shape that of one sample (images.bin=x:float32:64x64x3; y:int32 for one value)"
 
 
@@ -36,7 +37,7 @@ class MemmapSource(FieldSource):
         spec = self._spec
         for flag, requests in (("--input", spec.inputs), ("--target", spec.targets)):
             if not requests:
-                raise SourceError(f"{self._location}: raw numbers do not tell their type; give {flag} {_FORM}")
+                raise SourceError(f"{self._location}: raw numbers do not tell their type; give {flag} {_FORM}{_TABLE}")
         arrays: dict[str, FoundArray] = {}
         self.inputs = self._named("--input", spec.inputs, arrays)
         self.targets = self._named("--target", spec.targets, arrays)

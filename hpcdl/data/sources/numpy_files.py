@@ -206,9 +206,15 @@ class NumpySource(FieldSource):
             names = sorted(path.stem for path in self._location.parent.glob("*.npy"))
         else:
             names = self._names()
+        asked = {self._location.stem, *(value.partition("=")[0].removesuffix(".npy") for value in self.targets)}
         arrays = {}
         for name in names:
-            array = self._array(name)
+            try:
+                array = self._array(name)
+            except SourceError:
+                if self._location.suffix != ".npy" or name in asked:
+                    raise
+                continue  # a file beside the one given, which may have nothing to do with it
             kind = "text" if array.dtype.kind in "SU" else array.dtype.name
             arrays[name] = FoundArray(shape_text(array.shape, kind), functools.partial(self._as_field, name, array))
         return arrays

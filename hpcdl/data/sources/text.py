@@ -141,7 +141,8 @@ class TextSource(FieldSource):
         if beside is None:
             raise SourceError(
                 f"{path}: where are the labels of its lines? {' and '.join(names[:2])} {'is' if named else 'are'} not "
-                "beside it; give --label-field FILE with a label a line, or a file CLASS.txt for each class"
+                "beside it; give --label-field FILE with a label a line, or a file CLASS.txt for each class. For a "
+                "table with tabs, commas or semicolons give --format table"
             )
         texts, labels = _lines(path), _lines(beside)
         if len(texts) != len(labels):

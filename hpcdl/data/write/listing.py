@@ -461,7 +461,9 @@ def _check_kind(config: ShardConfig, facts: SourceFacts) -> None:
     if layout.compression and facts.fields:
         raise UsageError("--compression is for images with a class; leave it out for samples of named fields")
     if layout.normalise and not facts.fields:
-        raise UsageError("--normalise is for samples of named fields; images come from 0 to 1 as they are")
+        raise UsageError(
+            "--normalise is for samples of named fields; images of bytes are scaled to 0..1, others keep their values"
+        )
     if source.axes != "auto" and facts.samples_are != "pixels":
         raise UsageError(f"--axes {source.axes} is for arrays of images with a class; leave it out here")
     if source.target_kind == "regression" and not any(

@@ -696,6 +696,8 @@ def _as_fed(item: Field, arrays: Sequence[PlacedArray]) -> str:
         most = max(largest(chunk) for array in arrays for chunk in array.chunks())
         if most > EXACT:
             return f"{item.name}: whole numbers up to {most}, and training rounds those over {EXACT} to float32"
+        if most > 1 and is_picture(item.shape):
+            return f"{item.name}: {item.dtype} up to {most}, fed as they are; pixels saved as uint8 are scaled to 0..1"
     return ""
 
 

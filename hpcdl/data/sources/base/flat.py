@@ -162,6 +162,9 @@ class ArrayFiles:
         ((shape, dtype),) = self._kinds
         label_values = np.unique(np.concatenate([np.unique(labels) for _, labels in self._labels]))
         names, remarks = numbered(label_values)
+        scaled = (
+            [] if dtype == "uint8" else [f"images of {dtype} keep their values: training scales bytes alone to 0..1"]
+        )
         for number, (split, labels) in enumerate(self._labels):
             add_numbered(self._index, split, number, np.searchsorted(label_values, labels) if remarks else labels)
         return SourceFacts(
@@ -171,7 +174,7 @@ class ArrayFiles:
             dtype=dtype,
             files=self._files,
             stamps=self._stamps,
-            remarks=remarks,
+            remarks=[*remarks, *scaled],
         )
 
 

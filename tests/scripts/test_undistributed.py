@@ -117,6 +117,26 @@ def test_updates_by_hand_that_exchange_nothing_end_with_2(
     assert "use hpcdl.DistributedGradientTape" in lines[-1] and "--allow-undistributed" in lines[-1]
 
 
+def test_a_script_whose_ranks_exchange_nothing_is_warned_at_its_end(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "alone.py").write_text("print('worked', flush=True)\n")
+    words = ["run", "--ranks", "2", "--run-dir", tmp_path / "run", tmp_path / "alone.py"]
+    ended = succeed(session_hpcdl(words))
+    assert ended.err.count("warning: the 2 ranks exchanged nothing through hpcdl: each did the script's work") == 1
+    assert len([text for text in record_of(tmp_path / "run")["warnings"] if "exchanged nothing" in text]) == 1
+    meant = succeed(session_hpcdl([*words[:3], "--allow-undistributed", "--run-dir", tmp_path / "meant", words[-1]]))
+    assert "exchanged nothing" not in meant.err and meant.out.count("worked") == 2
+    (tmp_path / "together.py").write_text("import hpcdl\nhpcdl.init()\nhpcdl.barrier()\n")
+    together = succeed(session_hpcdl([*words[:3], "--run-dir", tmp_path / "together", tmp_path / "together.py"]))
+    assert "exchanged nothing" not in together.err
+
+
+def test_a_strategy_of_tensorflow_is_advised_away(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    scope = "import tensorflow as tf\ntf.distribute.MirroredStrategy().scope().__enter__()\n"
+    (tmp_path / "mirrored.py").write_text(scope + PLAIN)
+    ended = session_hpcdl(["run", "--ranks", "2", "--run-dir", tmp_path / "run", tmp_path / "mirrored.py"])
+    assert ended.code == 2 and "leave `with strategy.scope()` of tf.distribute out, and write optimizer=" in ended.err
+
+
 @pytest.fixture(scope="module")
 def held(session_hpcdl: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """The ranks' output for each case; the script exits with 0, because other parts of it are distributed."""

@@ -30,7 +30,7 @@ _LARGEST_NUMBER = 1 << 20
 class ScriptGroup:
     """All ranks, or those of a process set. `messages` is a separate message space for one thread at a time.
 
-    `started`: keys of the variables that have been made equal. `num_joined`: number of ranks that had joined at the
+    `started`: keys of the variables that have been made equal. `num_collectives`: how many have begun. `num_joined`: number of ranks that had joined at the
     last collective. `keep` holds objects that live as long as the group.
     """
 
@@ -39,6 +39,7 @@ class ScriptGroup:
         self.rank, self.size = self.messages.rank, self.messages.size
         self.started: set[str] = set()
         self.num_joined = 0
+        self.num_collectives = 0
         self.unequal = False
         self.num_batches: int | None = None
         """Batches of this rank in an epoch of the fit, if known."""
@@ -67,6 +68,7 @@ class ScriptGroup:
         `names`: labels of the details for the error's text, which may differ between ranks.
         """
         self._recorded = None
+        self.num_collectives += 1
         if self.size == 1:
             return weight
         number = zlib.crc32("\n".join([collective, *details]).encode()) % _LARGEST_NUMBER

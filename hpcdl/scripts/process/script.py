@@ -41,7 +41,7 @@ from hpcdl.scripts.process.exit import (
 )
 from hpcdl.scripts.process.group import ScriptGroup
 from hpcdl.scripts.process.measure import ScriptRun, StepMeter
-from hpcdl.scripts.process.undistributed import check_end
+from hpcdl.scripts.process.undistributed import check_end, nothing_exchanged
 from hpcdl.scripts.process.written import WrittenFiles
 from hpcdl.supervision import runtime
 from hpcdl.supervision.output import print_into
@@ -124,6 +124,10 @@ def execute(
                 if last.rank == 0:
                     watch.actions.log(f"warning: {text}")
         check_end()
+        if not group.num_collectives and (text := nothing_exchanged(last.size)):
+            run.warnings.append(text)
+            if last.rank == 0:
+                watch.actions.log(f"warning: {text}")
         last.monitor.recorder.quiesced(last, last=True)
     run.warnings = injection.settled(run.warnings)
     run.finish(last, gpu)

@@ -67,6 +67,8 @@ class TrainingWatch:
         name = type(optimizer).__name__
         text = f"{self._loop} with {name} on {self._num_ranks} ranks"
         remedy = _REMEDY.format(name=name)
+        if _in_strategy():
+            remedy = f"leave `with strategy.scope()` of tf.distribute out, and {remedy}"
         if self._exchanges > self._before:
             alone = listed(self._moved_alone(optimizer, grads, variables), 1)
             if not alone:
@@ -147,6 +149,13 @@ def _key_of(variable: Any) -> str:
     return str(unique_id or getattr(variable, "_unique_id", id(variable)))
 
 
+def _in_strategy() -> bool:
+    """Return whether the caller is inside a strategy of tf.distribute."""
+    from tensorflow import distribute  # an optimizer of Keras exists, so TensorFlow has been imported
+
+    return bool(distribute.has_strategy())
+
+
 def _name_of(variable: Any) -> str:
     return str(getattr(variable, "path", None) or getattr(variable, "name", "a variable"))
 
@@ -167,6 +176,16 @@ def check_end() -> None:
     """Raise UsageError if a script under `hpcdl run` has trained one model per rank without being allowed to."""
     for watch in _watches:
         watch.check_end()
+
+
+def nothing_exchanged(num_ranks: int) -> str:
+    """Return the warning for a script whose ranks have called nothing of hpcdl together; empty where that is meant."""
+    if num_ranks == 1 or os.environ.get(ALLOWED_VARIABLE):
+        return ""
+    return (
+        f"the {num_ranks} ranks exchanged nothing through hpcdl: each did the script's work by itself. To train one "
+        f"model use hpcdl.DistributedOptimizer or hpcdl.DistributedGradientTape; {_MEANT}"
+    )
 
 
 def watch_training(

@@ -115,7 +115,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
                 warn_of_other_settings(self.group, self.model.name, settings_of_model(self.model))
             stop_noting(self.model)
             if not self._centers():  # else each worker may draw from all samples (EASGD)
-                self.group.keep("compared the samples of ranks", self._compare_samples)
+                self._samples = warn_of_same_samples(self.group, self.model, self.once)
         if self._state is not None:
             self._state.restore()
             self._epochs_before = self._state.epoch
@@ -127,10 +127,6 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self._metrics = MetricsOverRanks(self.model, self._communicator, self.group)
         self._metrics.install(self._end_steps)
         self._began_s = time.monotonic()
-
-    def _compare_samples(self) -> bool:
-        self._samples = warn_of_same_samples(self.group, self.model, self.once)
-        return True
 
     def _is_distributed(self) -> bool:
         """Return whether its own optimizer, or one that a model with its own train_step holds, is distributed."""

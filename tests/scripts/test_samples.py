@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from hpcdl.core.errors import UsageError
 from hpcdl.scripts.fit import samples
 from hpcdl.scripts.fit.samples import SamplesOfEpoch, _sketch, note_samples, stop_noting, verdict
+from hpcdl.scripts.process.group import ScriptGroup
 
 SAME, SOME, NOTHING = "every rank was given the same", "some samples were given to several ranks", ""
 
@@ -87,3 +92,47 @@ def test_samples_are_noted_for_the_model_of_the_fit_and_until_it_stops() -> None
     stop_noting(model)
     step(whole)
     assert notes.sketch() == _sketch([whole]) and id(model) not in samples._notes
+
+
+class OneOfTwo:
+    """A communicator of two ranks whose other rank always sends what `other` returns."""
+
+    def __init__(self, other: Callable[[], np.ndarray]) -> None:
+        self.rank, self.size, self.other = 0, 2, other
+
+    def duplicate(self) -> OneOfTwo:
+        return self
+
+    def allreduce(self, array: np.ndarray) -> None:
+        array += self.other()
+
+    def allgather_json(self, own: object) -> list[object]:
+        return [own, own]
+
+
+def test_two_threads_that_exchange_at_once_are_named() -> None:
+    """The numbers of both threads' collectives are added up, and no rank's calls differ."""
+    group = ScriptGroup(OneOfTwo(lambda: np.ones(4)))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="two threads of a rank exchange at once, one in the start of a fit: let one"):
+        group.agree("the start of a fit")
+
+
+def test_a_second_thread_in_a_collective_is_refused_at_once() -> None:
+    found: list[str] = []
+
+    def other() -> np.ndarray:
+        thread = threading.Thread(target=meanwhile)
+        thread.start()
+        thread.join()
+        return np.zeros(4)
+
+    def meanwhile() -> None:
+        try:
+            group.agree("a barrier")
+        except UsageError as error:
+            found.append(str(error))
+
+    group = ScriptGroup(OneOfTwo(other))  # type: ignore[arg-type]
+    with pytest.raises(UsageError):
+        group.agree("the start of a fit")
+    assert len(found) == 1 and "two threads of a rank exchange at once, one in a barrier" in found[0]

@@ -235,6 +235,8 @@ x = np.random.default_rng(0).normal(size=(96, 3)).astype("float32")
 here = slice(hpcdl.rank(), None, hpcdl.size())
 if sys.argv[1] == "arrays":
     data, rest = x, dict(y=x.sum(1), batch_size=8)
+elif sys.argv[1] == "second":
+    data, rest = x[here], dict(y=x[here].sum(1), batch_size=8)
 elif sys.argv[1] == "parts":
     mine = x[np.random.permutation(96)][here]  # each rank draws an order of its own
     data, rest = mine, dict(y=mine.sum(1), batch_size=8)
@@ -249,6 +251,8 @@ else:
 model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
 model.compile(hpcdl.DistributedOptimizer("sgd"), "mse")
 model.fit(data, epochs=2, verbose=0, **rest)
+if sys.argv[1] == "second":  # with other data than the first fit
+    model.fit(x, x.sum(1), batch_size=8, verbose=0)
 """
 TWICE, SOME = "every rank was given the same 96 samples", "some samples were given to several ranks"
 
@@ -258,6 +262,7 @@ TWICE, SOME = "every rank was given the same 96 samples", "some samples were giv
     [
         ("parts", SOME),
         ("whole", TWICE),
+        ("second", TWICE),
         ("generated", TWICE),
         pytest.param("generated parts", "", marks=pytest.mark.soak),
         pytest.param("arrays", TWICE, marks=pytest.mark.soak),

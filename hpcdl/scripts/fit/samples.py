@@ -6,6 +6,7 @@ first step. What generators and files give is noted as it arrives, and compared 
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -47,18 +48,33 @@ _KEEPS_SAMPLES = (
 def warn_of_same_samples(group: ScriptGroup, model: Any, data: Any) -> SamplesOfEpoch | None:
     """Warn if ranks were given the same samples, or some of the same, in a fit of `model`. Collective.
 
-    `data`: what this rank gave to `fit`; compared are arrays, and data sets of arrays that are not split anywhere.
-    Return what notes the samples of the first epoch, if they are known only then.
+    `data`: what this rank gave to `fit`; compared are arrays, and data sets of arrays that are not split anywhere, at
+    the first fit that gets them. Return what notes the samples of the script's first epoch, if they come only then.
     """
+    compared = group.keep("data whose samples were compared", list[weakref.ref[Any]])
+    first = group.keep("the first fit", lambda: [True])
+    if not any(group.messages.allgather_json(_note_new(data, compared) or first[0])):
+        return None
     mine = _sketch(_arrays_of(data))
     comes = mine is None and data is not None and not _arrays_of(data) and not _is_split(data)
     sketches, come = zip(*group.messages.allgather_json([mine, comes]), strict=True)
     if all(sketch is not None for sketch in sketches) and (text := verdict(sketches)):
         warn_once(group, SAME_SAMPLES, text)
-    if not all(come):
+    begins, first[0] = first[0], False
+    if not all(come) or not begins:
         return None
     notes = _notes[id(model)] = SamplesOfEpoch()
     return notes
+
+
+def _note_new(data: Any, compared: list[weakref.ref[Any]]) -> bool:
+    """Return whether `data` have an array or data set that is not in `compared`, and add these."""
+    parts = [data] if isinstance(data, tf.data.Dataset) else tf.nest.flatten(data)
+    parts = [part for part in parts if isinstance(part, tf.data.Dataset | tf.Tensor | numpy.ndarray)]
+    compared[:] = [entry for entry in compared if entry() is not None]
+    new = [part for part in parts if not any(entry() is part for entry in compared)]
+    compared += map(weakref.ref, new)
+    return bool(new)
 
 
 def note_samples(model: Any, batch: Callable[[], Sequence[Any]]) -> None:

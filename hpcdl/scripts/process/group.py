@@ -8,6 +8,7 @@ The header also says which ranks have no more data (`join`): these take part in 
 from __future__ import annotations
 
 import itertools
+import threading
 import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 Kept = TypeVar("Kept")
 _WITHOUT_BATCH = "the end of a fit's data, before its first batch"
+_TWO_THREADS = "two threads of a rank exchange at once, one in {}: let one thread train after the other"
 _LARGEST_NUMBER = 1 << 20
 """Upper limit of identifiers of collectives: their squares, summed over some thousand ranks, are exact in float64."""
 
@@ -30,8 +32,8 @@ _LARGEST_NUMBER = 1 << 20
 class ScriptGroup:
     """All ranks, or those of a process set. `messages` is a separate message space for one thread at a time.
 
-    `started`: keys of the variables that have been made equal. `num_collectives`: how many have begun. `num_joined`: number of ranks that had joined at the
-    last collective. `keep` holds objects that live as long as the group.
+    `started`: keys of the variables that have been made equal. `num_collectives`: number of collectives begun.
+    `num_joined`: number of ranks that had joined at the last one. `keep` holds objects that live as long as the group.
     """
 
     def __init__(self, communicator: Communicator) -> None:
@@ -44,6 +46,7 @@ class ScriptGroup:
         self.num_batches: int | None = None
         """Batches of this rank in an epoch of the fit, if known."""
         self._control = for_control(self.messages)
+        self._entered = threading.Lock()
         self._kept: dict[Any, Any] = {}
         self._sums: dict[int, list[Callable[[], Any]]] = {}
         self._recorded: list[Callable[[], Any]] | None = None
@@ -72,9 +75,14 @@ class ScriptGroup:
         if self.size == 1:
             return weight
         number = zlib.crc32("\n".join([collective, *details]).encode()) % _LARGEST_NUMBER
-        total_weight, self.num_joined, common = self._headers(number, weight, joined=False)
-        if common is None:
-            self._refuse_different_calls([collective, *details], ["", *names])
+        if not self._entered.acquire(blocking=False):
+            raise UsageError(_TWO_THREADS.format(collective))
+        try:
+            total_weight, self.num_joined, common = self._headers(number, weight, joined=False)
+            if common is None:
+                self._refuse_different_calls([collective, *details], ["", *names])
+        finally:
+            self._entered.release()
         if self.num_joined and number not in self._sums:
             self._refuse_different_calls([f"{collective}, which was no sum that all ranks have taken part in before"])
         if number not in self._sums:
@@ -135,6 +143,8 @@ class ScriptGroup:
         texts: list[list[str]] = [text for text, *_ in answers]
         if empty := [rank for rank, text in enumerate(texts) if text[0] == _WITHOUT_BATCH]:
             raise UsageError(_message_without_batch(empty, [num_batches for *_, num_batches in answers]))
+        if all(text == texts[0] for text in texts):  # numbers of another thread's collective were added up with these
+            raise UsageError(_TWO_THREADS.format(texts[0][0]))
         other_rank = next((rank for rank, text in enumerate(texts) if text != texts[0]), 0)
         pairs = enumerate(itertools.zip_longest(texts[0], texts[other_rank], fillvalue="nothing more"))
         row, pair = next(

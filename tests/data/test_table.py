@@ -205,3 +205,10 @@ def test_split_by_rows_says_that_it_does_not_keep_patients_together(tmp_path: Pa
     assert any("one 'groups' may be in several splits" in line for line in manifest.understood)
     targets = make(table(tmp_path, GROUPS.format("group")), tmp_path / "by", target="group", split=parts)
     assert not any("too good" in line for line in targets.understood)
+
+
+def test_a_table_that_ends_within_a_line_is_said_to(tmp_path: Path) -> None:
+    words = "t.csv: its last line has no end, as in a file that was cut; check its last value"
+    for number, (end, said) in enumerate({"\n": False, "\r\n": False, "": True}.items()):
+        manifest = make(table(tmp_path, f"a,b,y\n1,2,0\n3,4.25,1{end}"), tmp_path / str(number))
+        assert (words in manifest.understood) == said

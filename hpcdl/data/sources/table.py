@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import itertools
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -83,6 +84,12 @@ class TableSource(ColumnSource):
         self._files = {split: paths for split, paths in files.items() if split not in left}
         facts = self._listed(index)
         remarks = [*remarks_on_files(self._location, _SUFFIXES), *(f"left out: the split {split}" for split in left)]
+        remarks += [
+            f"{path.name}: its last line has no end, as in a file that was cut; check its last value"
+            for paths in self._files.values()
+            for path in paths
+            if _ends_within_line(path)
+        ]
         return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
 
     def _listed(self, index: IndexWriter) -> SourceFacts:
@@ -355,6 +362,13 @@ class _Column:
                 if self.kind != "text" and (words or self.present):
                     self.word = value
                 return
+
+
+def _ends_within_line(path: Path) -> bool:
+    with open_regular(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        return file.read(1) not in (b"\n", b"")
 
 
 def _without_name(names: Sequence[str]) -> str:

@@ -182,7 +182,7 @@ def test_a_script_may_change_its_working_directory(
     session_hpcdl: CommandLine, tmp_path: Path, ranks: int, fails: bool
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
-    text = "import os, hpcdl; hpcdl.init(); os.chdir('elsewhere')"
+    text = "import os, hpcdl; hpcdl.init(); hpcdl.barrier(); os.chdir('elsewhere')"
     (tmp_path / "moves.py").write_text(text + "; raise ValueError('planted')" * fails)
     words = ["run", "--ranks", str(ranks), "--run-dir", "run", "moves.py"]
     finished = session_hpcdl(words, cwd=tmp_path)

@@ -235,8 +235,7 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: boo
                 raise UsageError(f"{request.source} is already divided into {', '.join(counts)}; leave out --split")
             limits = quotas(by_split[UNSPLIT], list(fractions.values()), mixed(layout.seed, 10))
             counts = divide(work, index, UNSPLIT, limits, list(fractions), mixed(layout.seed, 10))
-            facts = _with_division(facts, dict(zip(fractions, np.diff(limits, axis=0, prepend=0), strict=True)))
-            facts = _with_groups(facts, spec, getattr(source, "named", ()))
+            facts = _with_groups(_with_division(facts, list(fractions), limits), spec, source)
     finally:
         index.close()
     fields = _stored(facts, shape, layout)
@@ -261,16 +260,18 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: boo
     return job
 
 
-def _with_division(facts: SourceFacts, parts: Mapping[str, Counts]) -> SourceFacts:
-    """Return `facts` with remarks on classes too rare for a part of the split."""
+def _with_division(facts: SourceFacts, names: Sequence[str], limits: Counts) -> SourceFacts:
+    """Return `facts` with remarks on classes too rare for a part of the split, which ends at `limits` in each class."""
+    parts = dict(zip(names, np.diff(limits, axis=0, prepend=0), strict=True))
     remarks = remarks_on_division(facts.class_names, parts) if len(facts.class_names) > 1 else []
     return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
 
 
-def _with_groups(facts: SourceFacts, spec: SourceSpec, names: Iterable[str]) -> SourceFacts:
+def _with_groups(facts: SourceFacts, spec: SourceSpec, source: Source) -> SourceFacts:
     """Return `facts` with a remark if the source says which samples belong together, which --split does not regard."""
     targets = {spec.label_field, *(flag_value.rpartition("=")[0] or flag_value for flag_value in spec.targets)}
-    group = next(filter(names_group, sorted({*names} - targets)), None)
+    names = {*getattr(source, "named", ())} - targets
+    group = next(filter(names_group, sorted(names)), None)
     if group is None:
         return facts
     remark = (

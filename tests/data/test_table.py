@@ -212,3 +212,19 @@ def test_a_table_that_ends_within_a_line_is_said_to(tmp_path: Path) -> None:
     for number, (end, said) in enumerate({"\n": False, "\r\n": False, "": True}.items()):
         manifest = make(table(tmp_path, f"a,b,y\n1,2,0\n3,4.25,1{end}"), tmp_path / str(number))
         assert (words in manifest.understood) == said
+
+
+@pytest.mark.parametrize("values", ["5 kg,7 kg", "0.5kg,0.7kg", "12:03,14:30", "2024-01-05,2024-02-01", "20-29,30-39"])
+def test_a_target_of_quantities_with_units_is_asked_about(values: str, tmp_path: Path) -> None:
+    rows = "".join(f"{row},{values.split(',')[row % 2]}\n" for row in range(12))
+    source = table(tmp_path, "a,target\n" + rows)
+    with pytest.raises(SourceError, match=r"classes, or quantities, times or ranges\? .*--target-kind class"):
+        make(source, tmp_path / "no")
+    assert make(source, tmp_path / "out", target_kind="class").class_names == tuple(values.split(","))
+
+
+@pytest.mark.parametrize("values", ["1st,2nd", "cat,dog", "B12,B6", "3D,2D", "type 1,type 2"])
+def test_names_with_numbers_are_classes(values: str, tmp_path: Path) -> None:
+    rows = "".join(f"{row},{values.split(',')[row % 2]}\n" for row in range(12))
+    manifest = make(table(tmp_path, "a,target\n" + rows), tmp_path / "out")
+    assert set(manifest.class_names) == {*values.split(",")}

@@ -21,7 +21,16 @@ import xxhash
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.base.flat import NUMBER, is_id, numbered, plausible, question_of_words, sparse, spellings
+from hpcdl.data.sources.base.flat import (
+    NUMBER,
+    is_id,
+    numbered,
+    plausible,
+    question_of_quantities,
+    question_of_words,
+    sparse,
+    spellings,
+)
 from hpcdl.data.sources.base.images import PictureField, quantity_field
 from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import SPLIT_WORDS, leaves_out_split, left_out, names_division, some, typed
@@ -189,7 +198,7 @@ class CsvSource:
         if flag_value:
             return flag_value == "regression"
         what = shown(columns.names[columns.label]) if columns.names else "the second column"
-        if question := question_of_words(sorted(different)):
+        if question := question_of_words(sorted(different)) or question_of_quantities(sorted(different)):
             raise SourceError(f"{self._table}: {what} holds {question}")
         if odd is None and not all(_WHOLE.fullmatch(label) for label in different):
             if any(float(label) % 1 for label in different):

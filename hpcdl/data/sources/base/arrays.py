@@ -31,6 +31,7 @@ from hpcdl.data.sources.base.flat import (
     is_id,
     numbered,
     plausible,
+    question_of_quantities,
     question_of_words,
     sparse,
     stamp_of,
@@ -533,7 +534,7 @@ class FieldSource:
             )
         if flag_value == "regression" and (words := words_among_numbers(labels)):
             raise SourceError(f"{where} holds {some(words)} among numbers; correct it, or take such samples out")
-        if not flag_value and (question := question_of_words(labels)):
+        if not flag_value and (question := question_of_words(labels) or question_of_quantities(labels)):
             raise SourceError(f"{where} holds {question}")
 
     def _no_class(self, arrays: Sequence[PlacedArray]) -> str:

@@ -37,6 +37,11 @@ NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 FEW_CLASSES = 50
 _LEAST_SAMPLES = 4
 """The user is asked about more classes than FEW_CLASSES if they have fewer samples each than this."""
+_QUANTITY = re.compile(
+    r"[<>~]?[+-]?(?:[0-9.,]+ +[^\W\d_]{1,4}[\u00b2\u00b3]?"
+    r"|[0-9]+[.,][0-9]+ ?(?:[^\W\d_]{1,4}|%)|[0-9]+(?:[:/-][0-9]+)+(?:[ T].*)?)"
+)
+"""5 kg, 0.5kg, 12:03, 2024-01-05, 20-29."""
 _GROUP = re.compile(r"(?:patient|subject|participant|person|user|speaker|animal|group|cluster|donor|writer)s?(?:id)?")
 """Names of what several samples belong to."""
 _WIDE, _FEWEST_FILLED = 100, 10
@@ -355,6 +360,16 @@ def question_of_words(names: Sequence[str]) -> str:
     return (
         f"{some(words)} among numbers ({numbers}): a class like them, or a number that is missing or mistyped? Correct "
         "it, take such samples out, or give --target-kind class: then each is a class"
+    )
+
+
+def question_of_quantities(names: Sequence[str]) -> str:
+    """Return the question about classes that are all quantities with a unit, times, dates or ranges; else empty."""
+    if not names or not all(map(_QUANTITY.fullmatch, names)):
+        return ""
+    return (
+        f"{some(names)}: classes, or quantities, times or ranges? Write those as numbers, without units, or give "
+        "--target-kind class: then each is a class"
     )
 
 

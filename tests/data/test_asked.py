@@ -484,6 +484,14 @@ def test_linked_folders_are_followed_and_circles_refused(tmp_path: Path) -> None
         make(source, tmp_path / "round")
 
 
+def test_a_target_inside_the_source_is_no_class_of_it(tmp_path: Path) -> None:
+    source = pictures(*AB)(tmp_path)
+    with pytest.raises(UsageError, match="s/shards, the folder to write to, is inside the source"):
+        make(source, source / "shards")
+    assert sorted(path.name for path in source.iterdir()) == sorted(AB)
+    assert make(source, source / "shards", leave_out="shards").class_names == tuple(sorted(AB))
+
+
 def test_linked_folders_of_images_and_masks_are_followed(tmp_path: Path) -> None:
     """Linked folders of images and masks are followed; none is omitted silently."""
     source, options = tmp_path / "s", {"input": "images=image", "target": "masks=mask"}

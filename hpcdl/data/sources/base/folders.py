@@ -148,6 +148,8 @@ def listed(folder: Path, spec: SourceSpec, out: LeftOut) -> _Content:
                 )
             clutter = is_clutter(entry.name) or left_out(entry.name, spec.leave_out)
             if entry.is_dir():
+                if not clutter:
+                    _check_is_source(entry, spec)
                 (out.folders if clutter else folders).append(entry.name)
             elif clutter:
                 out.add_file(entry.name)
@@ -155,6 +157,13 @@ def listed(folder: Path, spec: SourceSpec, out: LeftOut) -> _Content:
                 files.append(entry)
     files.sort(key=lambda entry: os.fsencode(entry.name))
     return _Content(folders=sorted(folders, key=os.fsencode), entries=files)
+
+
+def _check_is_source(folder: os.DirEntry[str], spec: SourceSpec) -> None:
+    """Raise SourceError for the folder that the shards are written to, which would be a class without samples."""
+    target = Path(spec.work).parent
+    if spec.work and target.exists() and os.path.samestat(folder.stat(), target.stat()):
+        raise SourceError(f"{folder.path}, the folder to write to, is inside the source; name a folder outside it")
 
 
 def not_above(folder: Path, above: Sequence[tuple[int, int]]) -> tuple[int, int]:

@@ -242,6 +242,8 @@ def test_a_named_file_replaces_only_what_hpcdl_wrote(folder: Path, precious: Pat
     page.symlink_to(precious)
     with pytest.raises(UsageError):
         write_output(page, "three")
+    with pytest.raises(UsageError, match="Not a directory; choose another place"):
+        write_output(precious / "x", "three")
     assert precious.read_text() == "years of work"
 
 

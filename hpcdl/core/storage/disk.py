@@ -608,7 +608,8 @@ def check_output(path: Path) -> None:
     try:
         with _folder_of(path) as folder:
             if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path.parent))
+                number = errno.EACCES if path.parent.is_dir() else errno.ENOTDIR
+                raise OSError(number, os.strerror(number), str(path.parent))
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.filename}: {error.strerror}; choose another place") from error
     if not path.is_symlink() and not path.exists():

@@ -12,6 +12,7 @@ import io
 import json
 import math
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,9 @@ from typing import Any
 
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
 from hpcdl.core.records.from_json import from_json
-from hpcdl.core.storage.disk import creating, cut, make_folder, open_to_append
+from hpcdl.core.storage.disk import creating, cut, free_name, make_folder, move, open_to_append
 from hpcdl.core.storage.files import parse_json, read_bytes
+from hpcdl.core.units import counted
 from hpcdl.tuning.search import Choice, Search
 from hpcdl.tuning.trials import TrialOutcome
 
@@ -55,7 +57,7 @@ class TrialLog:
             self.entries = _continued(path, self._header)
             return
         self.entries = []
-        _check_replaceable(path)
+        _set_aside(path)
         try:
             make_folder(path.parent)
             with creating(path) as file:
@@ -88,14 +90,19 @@ def _line(document: Mapping[str, Any]) -> bytes:
     return (json.dumps(document, allow_nan=False) + "\n").encode()
 
 
-def _check_replaceable(path: Path) -> None:
-    """Raise UsageError if `path` holds anything but the log of an earlier search, or is a link."""
+def _set_aside(path: Path) -> None:
+    """Rename the log of an earlier search that holds samples. Raises UsageError for anything but a log, or a link."""
     if not path.is_symlink() and not path.exists():
         return
+    recorded = None
     with contextlib.suppress(OSError, HpcdlError):
-        if not path.is_symlink() and read_log(path).header.get("schema") == SCHEMA:
-            return
-    raise UsageError(f"{path} exists and is not a trial log of hpcdl's; choose another with --log FILE")
+        recorded = None if path.is_symlink() else read_log(path)
+    if recorded is None or recorded.header.get("schema") != SCHEMA:
+        raise UsageError(f"{path} exists and is not a trial log of hpcdl's; choose another with --log FILE")
+    if recorded.entries:
+        aside, samples = free_name(path), counted(len(recorded.entries), "sample")
+        move(path, aside)
+        sys.stderr.write(f"hpcdl: {path} held {samples} of an earlier search, now in {aside}\n")
 
 
 def read_log(path: Path) -> Recorded:

@@ -19,7 +19,8 @@ from hpcdl import __version__
 from hpcdl.config.schema import TuneConfig
 from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
 from hpcdl.core.processes.streams import caught
-from hpcdl.core.storage.disk import check_outputs
+from hpcdl.core.storage.disk import check_outputs, make_output_folder
+from hpcdl.core.storage.lock import writing
 from hpcdl.models.table import check_model_spec, model_name
 from hpcdl.node.accelerators import ask_tensorflow, choose, described
 from hpcdl.node.engine import Engine, find_engine
@@ -280,24 +281,11 @@ def tune(
     base = _base_profile(run_plan)
     path = _profile_path(config, base)
     check_outputs([path])
-    log = TrialLog(config.output.log or path.with_suffix(".trials.jsonl"), _header(run_plan, base), resume=resume)
-    prefixes = trial_prefixes(os.environ)
-    folder = log.path.parent if len(prefixes) > 1 else None  # the other nodes do not see a node's own /tmp
-    measurer = Measurer(workload=_workload(config), topology=run_plan.topology, folder=folder)
-    search_result = Tuning(
-        space=run_plan.space,
-        measure=measurer,
-        log=log,
-        limits=SearchLimits(
-            budget_s=config.search.budget,
-            trial_timeout_s=config.search.trial_timeout,
-            max_samples=config.search.max_samples,
-            precision=config.search.precision,
-            seed=config.search.seed,
-        ),
-        prefixes=prefixes,
-        notify=notify,
-    ).run()
+    log_path = config.output.log or path.with_suffix(".trials.jsonl")
+    make_output_folder(log_path.parent, "--log " if config.output.log else "")
+    with writing(log_path.parent, name=f".{log_path.name}.lock"):  # a second search would disturb the first's times
+        log = TrialLog(log_path, _header(run_plan, base), resume=resume)
+        search_result = _searched(run_plan, log, notify)
     profile = _with_evidence(as_profile(search_result, base), run_plan)
     if search_result.choice is not None:
         write_profile(profile, path)
@@ -313,6 +301,25 @@ def tune(
             raise HpcdlError(f"no trial succeeded; {search_result.warnings[0]}; the log is {log.path}")
         return Tuned(profile=profile, found=search_result, path=None, log=log.path)
     return Tuned(profile=profile, found=search_result, path=path, log=log.path)
+
+
+def _searched(run_plan: PreparedSearch, log: TrialLog, notify: Callable[[SearchProgress], None]) -> Found:
+    config, prefixes = run_plan.config, trial_prefixes(os.environ)
+    folder = log.path.parent if len(prefixes) > 1 else None  # the other nodes do not see a node's own /tmp
+    return Tuning(
+        space=run_plan.space,
+        measure=Measurer(workload=_workload(config), topology=run_plan.topology, folder=folder),
+        log=log,
+        limits=SearchLimits(
+            budget_s=config.search.budget,
+            trial_timeout_s=config.search.trial_timeout,
+            max_samples=config.search.max_samples,
+            precision=config.search.precision,
+            seed=config.search.seed,
+        ),
+        prefixes=prefixes,
+        notify=notify,
+    ).run()
 
 
 def _batch_sizes(text: str | None) -> list[int]:

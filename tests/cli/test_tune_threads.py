@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hpcdl.core.storage.lock import writing
 from hpcdl.node.accelerators import SeenByTensorflow
 
 Run = Callable[..., Any]
@@ -74,6 +75,14 @@ def test_unusable_input_is_one_line_and_exit_2(
     assert words in done.err
     assert len(done.err.strip().splitlines()) == 1
     assert list(tmp_path.glob("*.toml")) == []
+
+
+def test_two_searches_do_not_measure_into_one_log(ask_hpcdl: Run, tmp_path: Path) -> None:
+    """The second would disturb the first's times, and their samples would be mixed."""
+    with writing(tmp_path, name=".p.trials.jsonl.lock"):
+        done = ask_hpcdl(["tune-threads", "--model", "lenet", "--out", "p.toml"], cwd=tmp_path)
+    assert done.code == 2 and "another hpcdl writes to p.trials.jsonl (pid" in done.err
+    assert not (tmp_path / "p.trials.jsonl").exists()
 
 
 @pytest.mark.mpi

@@ -177,6 +177,16 @@ def test_a_damaged_log_and_another_search_s_log_are_refused(tmp_path: Path) -> N
         TrialLog(path, HEADER, resume=True)
 
 
+def test_a_new_search_keeps_the_samples_of_the_one_before(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path, aside = tmp_path / "log.jsonl", tmp_path / "log.jsonl.1"
+    TrialLog(path, HEADER, resume=False)
+    TrialLog(path, HEADER, resume=False).add({}, TrialOutcome(status="ok", images_per_second=1.0))
+    samples = path.read_bytes()
+    assert TrialLog(path, HEADER, resume=False).entries == []
+    assert aside.read_bytes() == samples and len(TrialLog(aside, HEADER, resume=True).entries) == 1
+    assert capfd.readouterr().err == f"hpcdl: {path} held 1 sample of an earlier search, now in {aside}\n"
+
+
 def test_a_log_that_cannot_be_written_is_an_error() -> None:
     with pytest.raises(UsageError, match="cannot write trial log"):
         TrialLog(Path("/proc/no/log.jsonl"), HEADER, resume=False)

@@ -24,13 +24,15 @@ JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 
 
 @contextmanager
-def writing(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
+def writing(folder: Path, patience_s: float = 0.0, name: str = FILE_NAME) -> Iterator[None]:
     """Lock `folder` for writing. Raises UsageError if another process (host, pid, job) holds it for `patience_s`.
+
+    With another `name` the lock is that of one file in the folder.
 
     If the file system has no flock, the record in the lock file replaces it. The lock is then taken over if its process
     is known to be dead, which requires the same host.
     """
-    path = folder / FILE_NAME
+    path = folder / name
     descriptor = _locked(path, time.monotonic() + patience_s)
     try:
         yield
@@ -147,7 +149,6 @@ def _alive(record: dict[str, object]) -> bool:
 def _held(path: Path, descriptor: int) -> UsageError:
     record = _read(descriptor)
     job = f", job {record['job']}" if record.get("job") else ""
+    what = path.parent if path.name == FILE_NAME else path.with_name(path.stem.removeprefix("."))
     who = f"pid {record.get('pid', '?')} on {record.get('host', '?')}{job}"
-    return UsageError(
-        f"another hpcdl writes to {path.parent} ({who}); wait for it, or remove {path} if it is surely gone"
-    )
+    return UsageError(f"another hpcdl writes to {what} ({who}); wait for it, or remove {path} if it is surely gone")

@@ -20,6 +20,8 @@ from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError, cause
 from hpcdl.core.records.run_record import FINISHED, read_record
 from hpcdl.core.storage.disk import make_output_folder
+from hpcdl.core.storage.lock import FILE_NAME as LOCK_NAME
+from hpcdl.core.storage.lock import writing
 from hpcdl.data.format.dataset import Dataset, Split, open_dataset
 from hpcdl.data.format.manifest import Field, is_name
 from hpcdl.data.read.pipeline import evaluation_batches
@@ -313,8 +315,7 @@ def evaluate_run(run_dir: Path, data: str, split_name: str | None) -> tuple[Eval
 
 def export_run(run_dir: Path, form: str, target: Path) -> tuple[Path, list[str]]:
     """Write a run's model as `keras` (target/model.keras) or `savedmodel` (for TensorFlow Serving)."""
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UsageError(f"{target} exists; choose another folder")
+    _check_unused(target)
     model, model_warnings = load_run(run_dir)
     if form == "keras" and _has_own_code(run_dir / MODEL_FILE):
         source = rundir.read(run_dir)[0].config.model.model.rpartition(":")[0]
@@ -325,7 +326,9 @@ def export_run(run_dir: Path, form: str, target: Path) -> tuple[Path, list[str]]
     writers: dict[str, Any] = {"keras": _write_keras, "savedmodel": _write_savedmodel}
     new_folders = make_output_folder(target, "")
     try:
-        return writers[form](model, target), model_warnings
+        with writing(target):
+            _check_unused(target)  # again: another export may have ended meanwhile
+            return writers[form](model, target), model_warnings
     except BaseException:  # half a model would block the next try
         for folder in new_folders:
             folder.remove(if_empty=folder.path != target)
@@ -341,6 +344,11 @@ def _has_own_code(path: Path) -> bool:
     except ValueError:  # there is none: the model is that of a checkpoint
         return False
     return False
+
+
+def _check_unused(target: Path) -> None:
+    if target.exists() and (not target.is_dir() or {path.name for path in target.iterdir()} - {LOCK_NAME}):
+        raise UsageError(f"{target} exists; choose another folder")
 
 
 def _write_keras(model: keras.Model, target: Path) -> Path:

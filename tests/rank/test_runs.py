@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.core.errors import UsageError
+
 
 @pytest.mark.parametrize("form", ["keras", "savedmodel"])
 def test_an_export_that_found_no_room_is_not_in_the_next_ones_way(
@@ -27,3 +29,25 @@ def test_an_export_that_found_no_room_is_not_in_the_next_ones_way(
         with pytest.raises(OSError, match="No space left"):
             outputs.export_run(tmp_path, form, tmp_path / "mine" / "new" / "exported")
         assert not list((tmp_path / "mine").iterdir())
+
+
+def test_of_two_exports_into_one_folder_the_second_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both find the folder free and load their models; then one writes."""
+    from hpcdl.core.storage.lock import writing
+    from hpcdl.rank import outputs
+
+    target = tmp_path / "exported"
+
+    def loaded(_: Path) -> tuple[None, list[str]]:
+        target.mkdir()
+        (target / "model.keras").write_text("the first")
+        return None, []
+
+    monkeypatch.setattr(outputs, "load_run", loaded)
+    with pytest.raises(UsageError, match="exported exists; choose another folder"):
+        outputs.export_run(tmp_path, "keras", target)
+    assert [(path.name, path.read_text()) for path in target.iterdir()] == [("model.keras", "the first")]
+    monkeypatch.setattr(outputs, "load_run", lambda _: (None, []))
+    (tmp_path / "empty").mkdir()
+    with writing(tmp_path / "empty"), pytest.raises(UsageError, match="another hpcdl writes to"):
+        outputs.export_run(tmp_path, "keras", tmp_path / "empty")

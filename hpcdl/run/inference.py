@@ -23,7 +23,7 @@ from hpcdl.core.storage.lock import FILE_NAME as LOCK_NAME
 from hpcdl.core.storage.lock import check_free, writing
 from hpcdl.data.format.dataset import Dataset, Split, open_dataset
 from hpcdl.run.rundir import CONFIG_FILE as RUN_FILE
-from hpcdl.run.rundir import MODEL_FILE, PARTING_S, forget_struck, read, without_model
+from hpcdl.run.rundir import MODEL_FILE, OF_RANKS, PARTING_S, forget_struck, read, without_model
 from hpcdl.run.trained_data import UNKNOWN, read_as_trained
 
 STRATEGY = "infer"
@@ -31,7 +31,7 @@ STRATEGY = "infer"
 ASKED_FILE = "infer.toml"
 """The request, a file in the output folder."""
 _DEFAULT_BATCH = 32
-_UNCOMPUTED = rf"infer\.toml|record\.json|metrics\.jsonl|\.hpcdl-lock|\.[\w.-]+\.tmp(/.*)?|({FOLDER}|trace)(/.*)?"
+_UNCOMPUTED = rf"infer\.toml|record\.json|metrics\.jsonl|\.hpcdl-lock|\.[\w.-]+\.tmp(/.*)?|{OF_RANKS}"
 """Pattern of the paths in the output folder that exist before anything is computed."""
 
 

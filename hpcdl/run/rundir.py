@@ -54,12 +54,14 @@ CONFIG_FILE = "run.toml"
 MODEL_FILE = "model.keras"
 PARTING_S = 15.0
 """Time limit for ranks to end; they end within 10 s of the process that started them."""
+OF_RANKS = r"ranks(/.*)?|trace(/\.?rank-\d+\.(trace|place)(\.\w+\.tmp)?)?"
+"""The folders of the ranks and their traces. Users put pages of `hpcdl trace` beside the latter."""
 HOLDS = (
-    r"(run\.toml|record\.json|metrics\.jsonl|model\.keras|\.hpcdl-(lock|saved)|\.[\w.-]+\.tmp(/.*)?|(ranks|trace)(/.*)?"
-    rf"|{CHECKPOINTS}(/step-\d{{10}}(/({CHECKPOINT_HOLDS}))?|/\..+\.tmp(/.*)?)?)"
+    r"(run\.toml|record\.json|metrics\.jsonl|model\.keras|\.hpcdl-(lock|saved)|\.[\w.-]+\.tmp(/.*)?"
+    rf"|{OF_RANKS}|{CHECKPOINTS}(/step-\d{{10}}(/({CHECKPOINT_HOLDS}))?|/\..+\.tmp(/.*)?)?)"
 )
 """Pattern of all paths that hpcdl writes into a run directory."""
-_UNTRAINED = r"run\.toml|record\.json|metrics\.jsonl|\.hpcdl-lock|\.[\w.-]+\.tmp(/.*)?|(ranks|trace)(/.*)?"
+_UNTRAINED = rf"run\.toml|record\.json|metrics\.jsonl|\.hpcdl-lock|\.[\w.-]+\.tmp(/.*)?|{OF_RANKS}"
 """The same pattern before any training."""
 _LEFT_BY_KILLED = r"run\.toml|record\.json|metrics\.jsonl|model\.keras|\.hpcdl-saved"
 _OF_ONE_CALL = ("run-dir", "allow", "inject", "from-scratch", "from-step")

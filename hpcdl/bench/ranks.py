@@ -125,9 +125,10 @@ def rank_program(body: Callable[[Any, Observed, ReportProgress], Any]) -> NoRetu
                 reported_s = time.monotonic()
                 touch(folder / PROGRESS_FILE, json.dumps([done, what]).encode())  # without waiting for a disk
 
-        with caught(stop, (signal.SIGTERM,)):
-            result = body(request, group, on_progress)
+        result = body(request, group, on_progress)
         if group.rank == 0:
             write_json(folder / RESULT_FILE, result)
 
-    leave(supervised(on_rank))
+    with caught(stop, (signal.SIGTERM,)):  # from the start: it may come as soon as the rank has reported itself
+        code = supervised(on_rank)
+    leave(code)

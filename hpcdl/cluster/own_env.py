@@ -30,9 +30,9 @@ from hpcdl.cluster.launchers.base import Launcher
 from hpcdl.cluster.processes import NodesFailed, on_every_node
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
 from hpcdl.core.paths import own_program, share_folder, user_cache_folder
-from hpcdl.core.storage.disk import create, make_folder, make_link, remove_file, replacing
+from hpcdl.core.storage.disk import create, make_folder, make_link, make_output_folder, remove_file, replacing
 from hpcdl.core.storage.files import read_json
-from hpcdl.core.storage.lock import JOB_VARIABLES
+from hpcdl.core.storage.lock import FILE_NAME, JOB_VARIABLES, writing
 
 LOADED = "HPCDL_LOADED_MODULES"
 """Set in a program that was started with modules, so that it does not load them again."""
@@ -228,17 +228,28 @@ def create_environment(folder: Path, packages: Sequence[str]) -> Path:
     folder = folder.expanduser().absolute()
     if (folder / MARK).is_file():
         raise UsageError(f"{folder} is such an environment already; add packages with {_python(folder)} -m pip install")
-    if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} exists and is not empty; name a new folder")
+    _check_empty(folder)
     if re.search(r"\s", str(folder)):  # in pip's configuration a blank ends a path
         raise UsageError(f"{folder} has a blank in its path, in which pip loses the versions to keep; name another")
     base = base_of() or Path(sys.prefix)
-    make_folder(folder)
-    _run(own_program("venv", "--without-pip", str(folder)), f"no environment could be made in {folder}")
-    _stand_on(folder, base)
-    if packages:
-        add_packages(folder, packages)
+    new_folders = make_output_folder(folder, "")
+    with writing(folder):
+        _check_empty(folder)  # again: another call may have ended meanwhile
+        try:
+            _run(own_program("venv", "--without-pip", str(folder)), f"no environment could be made in {folder}")
+            _stand_on(folder, base)
+        except BaseException:  # half an environment would block the next try
+            for new in new_folders:
+                new.remove(if_empty=new.path != folder)
+            raise
+        if packages:
+            add_packages(folder, packages)
     return folder
+
+
+def _check_empty(folder: Path) -> None:
+    if os.path.lexists(folder) and (not folder.is_dir() or {path.name for path in folder.iterdir()} - {FILE_NAME}):
+        raise UsageError(f"{folder} exists and is not empty; name a new folder")
 
 
 def add_packages(folder: Path, packages: Sequence[str]) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cluster import own_env
+from hpcdl.core.errors import UsageError
+from hpcdl.core.storage.lock import writing
 from tests.conftest import CommandLine
 
 SCRIPT = """
@@ -102,6 +104,25 @@ def test_a_folder_that_is_not_empty_is_refused_and_stays(ask_hpcdl: CommandLine,
     made = ask_hpcdl(["env", "create", tmp_path / "work"])
     assert made.code == 2 and "exists and is not empty" in made.err
     assert [path.name for path in (tmp_path / "work").iterdir()] == ["thesis.tex"]
+
+
+def test_a_second_call_is_refused_and_half_an_environment_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "busy").mkdir()
+    with writing(tmp_path / "busy"), pytest.raises(UsageError, match="another hpcdl writes to"):
+        own_env.create_environment(tmp_path / "busy", [])
+
+    def stopped(folder: Path, base: Path) -> None:
+        assert (folder / "pyvenv.cfg").is_file()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(own_env, "_stand_on", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        own_env.create_environment(tmp_path / "new" / "env", [])
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(UsageError, match="cannot write to /proc/x: No such file or directory"):
+        own_env.create_environment(Path("/proc/x"), [])
 
 
 def test_a_path_in_which_pip_would_lose_the_pins_is_refused(ask_hpcdl: CommandLine, tmp_path: Path) -> None:

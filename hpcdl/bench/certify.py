@@ -26,8 +26,10 @@ from hpcdl.core.paths import own_program
 from hpcdl.core.processes.streams import caught
 from hpcdl.core.records.from_json import from_json
 from hpcdl.core.records.run_record import read_record
-from hpcdl.core.storage.disk import make_output_folder
+from hpcdl.core.storage.disk import check_outputs, make_output_folder
 from hpcdl.core.storage.files import json_text, read_json, write_output
+from hpcdl.core.storage.lock import FILE_NAME as LOCK_NAME
+from hpcdl.core.storage.lock import writing
 from hpcdl.core.units import counted, format_seconds
 from hpcdl.faults.inject import INJECTED
 from hpcdl.run.journal import JournalReader, seconds_between
@@ -177,7 +179,7 @@ def try_out(
     trials, stop_signals = [*earlier], list[int]()
     num_done = Counter((trial.strategy, trial.fault) for trial in earlier)
     waiting = [case for case in plan.cases() if case[2] >= num_done[case[:2]]]
-    with caught(stop_signals.append):
+    with writing(plan.out), caught(stop_signals.append):
         for strategy, fault, number in waiting:
             on_progress(f"{strategy}: {fault}")
             run_dir = _free(plan.out / "runs" / f"{strategy}-{fault.replace(' ', '-').replace(',', '')}-{number}")
@@ -305,13 +307,13 @@ def earlier_trials(plan: Plan, nodes: int | None, *, resume: bool) -> list[Trial
     num_nodes = plan.num_nodes
     if nodes is not None and num_nodes < nodes:
         raise UsageError(f"--nodes {nodes}, but this job has {num_nodes}; ask the scheduler for more")
-    if not plan.out.exists() or not any(plan.out.iterdir()):
-        make_output_folder(plan.out)
+    make_output_folder(plan.out)
+    names, card = {path.name for path in plan.out.iterdir()} - {LOCK_NAME}, plan.out / JSON_CARD
+    if not names:
         return []
-    card = plan.out / JSON_CARD
     if not resume:
         raise UsageError(f"{plan.out} exists; choose another folder with --out, or continue its card with --resume")
-    if not card.exists() and all(path.name == "runs" for path in plan.out.iterdir()):
+    if names == {"runs"}:
         return []  # stopped in its first run
     if not card.exists():
         raise UsageError(f"{plan.out} has no {JSON_CARD} to continue; choose another folder with --out")
@@ -321,6 +323,7 @@ def earlier_trials(plan: Plan, nodes: int | None, *, resume: bool) -> list[Trial
             raise UsageError(
                 f"{card} was made with {facts.get(name)} {name}, not with {value}; choose another folder with --out"
             )
+    check_outputs(plan.out / name for name in (JSON_CARD, TEXT, PAGE))
     return [trial for trial in trials if trial.struck]
 
 

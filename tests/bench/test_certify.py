@@ -23,9 +23,11 @@ from hpcdl.bench.certify import (
     read_card,
     rows_of,
     summary,
+    try_out,
     write_card,
 )
 from hpcdl.core.errors import UnknownNameError, UsageError
+from hpcdl.core.storage.lock import writing
 from hpcdl.run.faults import NETWORK, parse_faults
 from tests.bench.card_page import PAGE, page
 from tests.conftest import CommandLine, finish
@@ -170,6 +172,23 @@ def test_a_card_goes_on_with_what_it_lacks(tmp_path: Path) -> None:
     (tmp_path / "of my own.txt").touch()
     with pytest.raises(UsageError, match="has no card"):
         earlier_trials(plan(out=tmp_path), None, resume=True)
+
+
+def test_a_second_call_and_a_folder_that_cannot_be_used_are_refused_before_any_run(tmp_path: Path) -> None:
+    """The runs of a second call would find the first's run directories, and count as not survived."""
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(UsageError, match="File exists; choose another folder"):
+        earlier_trials(plan(out=tmp_path / "notes.txt"), None, resume=False)
+    out = tmp_path / "card"
+    earlier_trials(plan(out=out), None, resume=False)
+    with writing(out):
+        assert earlier_trials(plan(out=out), None, resume=False) == []
+        with pytest.raises(UsageError, match="another hpcdl writes to"):
+            try_out(plan(out=out), [], print, print)
+    write_card(plan(out=out), [trial()])
+    (out / "card.md").write_text("with my remarks")
+    with pytest.raises(UsageError, match=r"card\.md exists, and is not a file that hpcdl wrote"):
+        earlier_trials(plan(out=out), None, resume=True)
 
 
 @pytest.mark.mpi

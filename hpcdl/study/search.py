@@ -45,7 +45,7 @@ from hpcdl.study.runner import (
     wall_seconds,
     why_failed,
 )
-from hpcdl.study.state import check_same_data
+from hpcdl.study.state import check_same_data, is_new
 
 TRIALS, ASIDE = "trials", "aside"
 POLL_S = 0.2
@@ -135,7 +135,7 @@ def open_search(folder: Path, search: SearchStudy, *, resume: bool) -> SearchRec
             raise UsageError(f"{folder} holds a search of another name or objective; choose another --out DIR")
         _check_same_job(folder, search, before)
         return dataclasses.replace(before, planned=plan.trials, sampler=plan.sampler)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if not is_new(folder):
         raise UsageError(f"{folder} exists and holds no search; choose another --out DIR")
     return fresh
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from hpcdl.config.study import Study
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.records.from_json import read_as
 from hpcdl.core.records.run_record import RunRecord, read_record
+from hpcdl.core.storage.disk import others_in
 from hpcdl.core.storage.files import write_json
 from hpcdl.data.format.manifest import FILE_NAME as MANIFEST
 from hpcdl.data.format.manifest import read_manifest
@@ -24,6 +26,8 @@ from hpcdl.study.plan import PlannedRun, StudyPoint, StudyRuns
 SCHEMA = "hpcdl.study/1"
 FILE_NAME = "study.json"
 RUNS = "runs"
+_BEGUN = r"\.hpcdl-lock|train\.toml|\..+\.tmp|runs|trials|tries|failed|logs"
+"""Pattern of what a call that ended before its first state leaves: settings, and empty folders."""
 RECORD_LOST = "it had finished, but its record is missing or damaged"
 """The message of a run that waits again although it had finished."""
 
@@ -75,9 +79,14 @@ def open_study(folder: Path, study: Study, plan: StudyRuns, *, resume: bool) -> 
         if resume:
             return _resumed_state(folder, study, plan)
         raise UsageError(f"{folder} holds a study; continue with --resume, or choose another --out DIR")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if not is_new(folder):
         raise UsageError(f"{folder} exists and holds no study; choose another --out DIR")
     return new_state(study, plan)
+
+
+def is_new(folder: Path) -> bool:
+    """Return whether nothing is under this name, or a folder without results and without files of others."""
+    return not os.path.lexists(folder) or (folder.is_dir() and not others_in(folder, _BEGUN))
 
 
 def new_state(study: Study, plan: StudyRuns) -> StudyState:

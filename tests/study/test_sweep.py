@@ -268,6 +268,20 @@ def test_another_study_in_the_folder_is_refused(tmp_path: Path) -> None:
     assert len(told(tmp_path / "fake")) == 1
 
 
+def test_a_sweep_begins_in_what_a_call_without_room_for_its_first_file_left(tmp_path: Path) -> None:
+    study, plan = small_study(workers="1", repeats=1)
+    for name in ("runs", "logs", "failed"):
+        (tmp_path / "study" / name).mkdir(parents=True)
+    for name in (".hpcdl-lock", "train.toml"):
+        (tmp_path / "study" / name).touch()
+    sweep(tmp_path / "study", behave(tmp_path / "fake"), study, plan)
+    assert len(told(tmp_path / "fake")) == 1
+    (tmp_path / "theirs" / "runs").mkdir(parents=True)
+    (tmp_path / "theirs" / "runs" / "of-the-marathon.csv").touch()
+    with pytest.raises(UsageError, match="holds no study"):
+        sweep(tmp_path / "theirs", behave(tmp_path / "fake"), study, plan)
+
+
 def test_data_that_changed_under_one_name_is_not_mixed_with_what_was(tmp_path: Path, shards: Path) -> None:
     study, plan = small_study(repeats=1, retries=0)
     allocation = behave(tmp_path / "fake", run_002_ring_2w_8b_r1=["fail"])

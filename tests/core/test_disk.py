@@ -292,3 +292,13 @@ def test_a_reader_of_a_lock_changes_nothing(folder: Path) -> None:
         check_free(folder)
     check_free(folder)
     assert names(folder) == []
+
+
+def test_a_lock_for_which_there_is_no_room_is_not_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="No space left"), writing(folder):
+        pass
+    assert names(folder) == []

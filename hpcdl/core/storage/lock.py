@@ -91,11 +91,16 @@ def _locked(path: Path, deadline: float) -> int:
             os.close(descriptor)
             raise
         # The holder before may have removed the file between our open and our lock: then lock the new one.
-        with suppress(FileNotFoundError), naming(path):
-            if os.path.samestat(os.fstat(descriptor), path.lstat()):
-                cut(descriptor, 0)
-                os.pwrite(descriptor, json.dumps(_record()).encode(), 0)
-                return descriptor
+        try:
+            with suppress(FileNotFoundError), naming(path):
+                if os.path.samestat(os.fstat(descriptor), path.lstat()):
+                    cut(descriptor, 0)
+                    os.pwrite(descriptor, json.dumps(_record()).encode(), 0)
+                    return descriptor
+        except OSError:  # a full disk
+            remove_file(path)
+            os.close(descriptor)
+            raise
         os.close(descriptor)
 
 

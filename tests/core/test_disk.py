@@ -302,3 +302,21 @@ def test_a_lock_for_which_there_is_no_room_is_not_left(folder: Path, monkeypatch
     with pytest.raises(OSError, match="No space left"), writing(folder):
         pass
     assert names(folder) == []
+
+
+def test_without_inodes_the_file_is_named_that_was_to_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel then names a path by a descriptor; a lock is not taken for one of somebody else."""
+    plain = os.open
+
+    def full(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        return plain(path, flags, mode, dir_fd=dir_fd)
+
+    with pytest.raises(OSError, match="No space left") as of_file, disk.replacing(folder / "figure.svg") as temporary:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(temporary))
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(OSError, match="No space left") as of_lock, writing(folder):
+        pass
+    paths = [error.value.filename for error in (of_file, of_lock)]
+    assert paths == [str(folder / "figure.svg"), str(folder / FILE_NAME)]

@@ -30,6 +30,7 @@ from hpcdl.core.errors import NO_PLACE, UsageError, printable
 
 _NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_BY_DESCRIPTOR = "/proc/self/fd/"
 _MOST_LINKS = 40
 _SYSTEM_DEPTH = 3
 """Parts of a path such as /lustre/scratch."""
@@ -127,7 +128,8 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in NO_PLACE and "/" not in os.fsdecode(error.filename or ""):
+        name = os.fsdecode(error.filename or "")
+        if error.errno in NO_PLACE and ("/" not in name or name.startswith(_BY_DESCRIPTOR)):
             error.filename = str(path)
         raise
 
@@ -264,8 +266,8 @@ def replacing(path: Path) -> Iterator[Path]:
         os.mkdir(hidden, 0o700, dir_fd=folder)
         inside = os.open(hidden, os.O_RDONLY | _FOLDER, dir_fd=folder)
         try:
-            yield Path(f"/proc/self/fd/{inside}") / path.name
-            sync_file(Path(f"/proc/self/fd/{inside}") / path.name)
+            yield Path(f"{_BY_DESCRIPTOR}{inside}") / path.name
+            sync_file(Path(f"{_BY_DESCRIPTOR}{inside}") / path.name)
             os.rename(path.name, path.name, src_dir_fd=inside, dst_dir_fd=folder)
         finally:
             os.close(inside)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hpcdl.core.errors import UsageError
+from hpcdl.core.errors import NO_PLACE, UsageError
 from hpcdl.core.storage.disk import cut, naming, open_folder, remove_file
 from hpcdl.core.storage.files import parse_json
 
@@ -56,10 +56,13 @@ def check_free(folder: Path) -> None:
 def _opened(path: Path, flags: int) -> int:
     folder = open_folder(path.parent)
     try:
-        descriptor = os.open(path.name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=folder)
+        with naming(path):
+            descriptor = os.open(path.name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=folder)
     except (FileNotFoundError, PermissionError):
         raise
     except OSError as error:  # a folder, a socket or a link, which hpcdl did not leave
+        if error.errno in NO_PLACE:
+            raise
         what = "it is a link" if error.errno == errno.ELOOP else error.strerror
         raise UsageError(f"cannot open the lock {path} ({what}); remove it") from error
     finally:

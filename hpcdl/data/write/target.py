@@ -11,7 +11,7 @@ from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.storage.disk import Made, make_folder, remove_folder, sweep
 from hpcdl.core.storage.lock import FILE_NAME as LOCK_NAME
 from hpcdl.core.storage.lock import check_free
-from hpcdl.core.units import format_bytes
+from hpcdl.core.units import counted, format_bytes
 from hpcdl.data.format.dataset import PARTIAL_PREFIX, UNSPLIT
 from hpcdl.data.format.manifest import FILE_NAME as MANIFEST_NAME
 from hpcdl.data.format.manifest import Manifest
@@ -20,6 +20,7 @@ from hpcdl.data.write.lustre import set_stripes
 from hpcdl.data.write.plan import REPAIRED, WORK_NAME, ShardJob, shard_file
 from hpcdl.data.write.request import ShardRequest
 
+_FEW_FILES = 16
 _OURS = {WORK_NAME, LOCK_NAME}
 _WORK_HOLDS = (
     rf"names|\.?job\.json(\..+\.tmp)?|(rows|images|members)\..+|(gathered|array|copy)\d+(\..+)?|\d+\.npy|.+\.(pixels|plain)"
@@ -129,10 +130,11 @@ def check_space(target: Path, job: ShardJob, num_shards: int) -> None:
 def no_space(target: Path, needed: int, *, at_most: bool = False, quota: bool = False) -> HpcdlError:
     """Return the error for a full file system, or a `quota` that is used up; `at_most`: compressed data takes less."""
     file_system = os.statvfs(target)
-    free = format_bytes(file_system.f_bavail * file_system.f_frsize)
+    free = f"{format_bytes(file_system.f_bavail * file_system.f_frsize)} are free"
+    if file_system.f_files and file_system.f_favail < _FEW_FILES:
+        free += f", but only {counted(file_system.f_favail, 'file')} (`df -i`)"
     wanted = f"at most {format_bytes(needed)}" if at_most else format_bytes(needed)
     return HpcdlError(
-        f"no space left in {target}: {wanted} are needed, "
-        + ("and your quota is used up; " if quota else f"{free} are free; ")
-        + "make room and run the same command with --resume"
+        f"no space left in {target}: {wanted} are needed, {'and your quota is used up' if quota else free}; "
+        "make room and run the same command with --resume"
     )

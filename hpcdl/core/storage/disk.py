@@ -610,7 +610,8 @@ def check_output(path: Path) -> None:
     try:
         with _folder_of(path) as folder:
             if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder):
-                number = errno.EACCES if path.parent.is_dir() else errno.ENOTDIR
+                number = errno.EROFS if os.statvfs(path.parent).f_flag & os.ST_RDONLY else errno.EACCES
+                number = number if path.parent.is_dir() else errno.ENOTDIR
                 raise OSError(number, os.strerror(number), str(path.parent))
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.filename}: {error.strerror}; choose another place") from error

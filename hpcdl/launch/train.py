@@ -95,7 +95,7 @@ def _train(resolved: ResolvedConfig[TrainConfig], on_event: EventHandler) -> tup
     if (record := _finished(run_dir, run_plan, on_event)) is not None:
         return run_dir, record
     plan, remarks = _plan(launcher, run_plan)
-    facts = {rundir.CHECKSUM: run_plan.dataset.checksum}
+    facts = rundir.facts_of(run_plan.config, run_plan.dataset.checksum, run_dir)
 
     def launch(now: ResolvedConfig[TrainConfig], environment: Mapping[str, str]) -> None:
         if now is resolved and not environment:
@@ -377,7 +377,7 @@ def _agreed_run_dir(
         if _finished(run_dir, run_plan, on_event) is not None:
             return str(run_dir), ""
         earlier.append(held.enter_context(rundir.written(run_dir, run_plan.config.checkpoint)))
-        rundir.create(run_dir, run_plan.resolved, {rundir.CHECKSUM: run_plan.dataset.checksum})
+        rundir.create(run_dir, run_plan.resolved, rundir.facts_of(run_plan.config, run_plan.dataset.checksum, run_dir))
         return str(run_dir), uuid.uuid4().hex
 
     run_dir, word = decided(communicator, decide)

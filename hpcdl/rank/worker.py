@@ -42,7 +42,7 @@ from hpcdl.rank.synchronous import SynchronousTrainer
 from hpcdl.run.journal import EchoJournal, EventHandler, FileJournal, Journal, NullJournal
 from hpcdl.run.listing import step_to_resume
 from hpcdl.run.plan import RunPlan, rule_in_force
-from hpcdl.run.rundir import MODEL_FILE
+from hpcdl.run.rundir import MODEL_FILE, changed_code
 from hpcdl.run.shrink import ShrunkRun
 from hpcdl.run.trained_data import losses_of
 from hpcdl.step.bucket_size import BucketChoice
@@ -163,6 +163,7 @@ def _begun(trainer: Trainer, group: Communicator, record: RunRecord, run_dir: Pa
     resumed_from = _resume(trainer, run_dir, group, warnings) if limits.resume else None
     if resumed_from is not None:
         record = results.continued_record(record, run_dir, resumed_from)
+        warnings += changed_code(run_dir, parts.config)
         if limits.allow:
             warnings.append(f"resumed with --allow {','.join(limits.allow)}: part of it ran with other settings")
         step = parts.host.position.step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import sys
@@ -72,8 +73,8 @@ STRUCK = "injected-"
 """Prefix of marker files, in the folder of the ranks, for faults that struck since the user started the run."""
 _UNDO = '; put back what was there (record.json has it under "config"), and give other settings as flags'
 """How to mend a run.toml that has been edited."""
-CHECKSUM, SCRIPT = "data-checksum", "script"
-"""Facts of a run's start: the checksum of its data, or the script it runs."""
+CHECKSUM, SCRIPT, CODE = "data-checksum", "script", "code"
+"""Facts of a run's start: the checksum of its data, or the script it runs; digests of the user's files by path."""
 
 
 def default_run_dir(name: str, kind: str, now: float | None = None) -> Path:
@@ -316,6 +317,30 @@ def check_resumed(run_dir: Path, config: TrainConfig, data_checksum: str, *, kee
     ]
     if problems:
         raise ConfigError(problems)
+
+
+def facts_of(config: TrainConfig, data_checksum: str, run_dir: Path) -> dict[str, Any]:
+    """Return the facts of a run that begins or resumes; the user's code stays noted as it was at the beginning."""
+    begun = config.checkpoint.resume and not config.checkpoint.from_scratch and (run_dir / CONFIG_FILE).exists()
+    code = read(run_dir)[1].get(CODE) if begun else None
+    return {CHECKSUM: data_checksum, CODE: _code(config) if code is None else code}
+
+
+def changed_code(run_dir: Path, config: TrainConfig) -> list[str]:
+    """Return a warning for each file with the user's model or preprocessing that has changed since the run began."""
+    begun = read(run_dir)[1].get(CODE)
+    return [
+        f"{path} has changed since this run began: earlier steps used another model or preprocessing"
+        for path, digest in _code(config).items()
+        if isinstance(begun, dict) and begun.get(path, digest) != digest
+    ]
+
+
+def _code(config: TrainConfig) -> dict[str, str]:
+    """Return the SHA-256 of the files of Python that the settings name, by their path as it was given."""
+    named = {spec.rpartition(":")[0] for spec in (config.model.model, config.data.preprocess or "")}
+    files = {path: Path(path).expanduser() for path in sorted(named) if path.endswith(".py")}
+    return {path: hashlib.sha256(read_bytes(file)).hexdigest() for path, file in files.items() if file.is_file()}
 
 
 def create(run_dir: Path, resolved: ResolvedConfig[Any], facts: Mapping[str, Any]) -> None:

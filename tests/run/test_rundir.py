@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.run.rundir import discard
+from hpcdl.config.load import Layer, load
+from hpcdl.config.schema import TrainConfig
+from hpcdl.run.rundir import changed_code, create, discard, facts_of
 
 OWN = ("run.toml", "record.json", "ranks/all.json", "trace/rank-0.trace", "trace/.rank-1.place.0123456789abcdef.tmp")
 
@@ -21,3 +23,17 @@ def test_a_run_that_is_repeated_is_removed_unless_a_user_has_put_something_there
     assert not run_dir.exists()
     assert aside.exists() == bool(user_s)
     assert not user_s or (aside / user_s).is_file()
+
+
+def test_a_resumed_run_warns_of_a_model_file_that_has_changed_since_its_beginning(tmp_path: Path) -> None:
+    """Weights of the first model would silently continue in another one, with another activation for example."""
+    model, run_dir = tmp_path / "model.py", tmp_path / "run"
+    model.write_text("def build(): ...")
+    values = {"model": f"{model}:build", "data": "synthetic:mnist", "resume": True}
+    resolved = load(TrainConfig, [Layer(origin="flag", values=values)])
+    for text, changed in (("def build(): ...", 0), ("def build(): pass", 1), ("def build(): pass", 1)):
+        model.write_text(text)
+        create(run_dir, resolved, facts_of(resolved.config, "abc", run_dir))
+        assert len(changed_code(run_dir, resolved.config)) == changed
+    (run_dir / "run.toml").write_text((run_dir / "run.toml").read_text().replace("\ncode =", "\nolder ="))
+    assert changed_code(run_dir, resolved.config) == [], "a run of an earlier version has no digests"

@@ -375,8 +375,8 @@ def _warnings(forecast: Forecast, predictions: Sequence[Prediction]) -> list[str
     largest, asked = forecast.evidence.largest_nodes, max(item.job.nodes for item in predictions)
     if forecast.evidence.monitors and asked > largest:
         lines.append(
-            f"the intervals assume no jump beyond {counted(largest, 'node')}, such as a full switch: a run on "
-            f"{counted(min(2 * largest, asked), 'node')} would show it"
+            f"the intervals assume no jump beyond {counted(largest, 'node')}, such as a full switch, server or file"
+            f" system: a run on {counted(min(2 * largest, asked), 'node')} would show it"
         )
     if not forecast.held_out:
         lines.append("nothing could be held out: intervals are not tested against a measured size")

@@ -36,15 +36,21 @@ SLOPE, SLOPE_SPREAD = 0.04, 0.08
 """Growth of the log of a step per doubling of workers that `none` expects, and its standard deviation."""
 WANDERING = 0.025
 """Change of that slope from one doubling to the next."""
+STRONG_SLOPE, STRONG_SLOPE_SPREAD, STRONG_WANDERING = 0.2, 0.3, 0.1
+"""The same if workers divide one batch: what is not computing weighs twice as much at each doubling."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredSizes:
-    """Workers, mean logarithms of seconds per sample, and their standard deviations, by ascending workers."""
+    """Workers, mean logarithms of seconds per sample, and their standard deviations, by ascending workers.
+
+    `strong` if the workers divide one batch.
+    """
 
     workers: tuple[int, ...]
     logs: tuple[float, ...]
     errors: tuple[float, ...]
+    strong: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,14 +85,16 @@ def _weighed(name: str, series: MeasuredSizes, workers: int) -> Foreseen:
     """Return a law's curves weighted by the series."""
     weights, level, spread = _fitted(name, series)
     return Foreseen(
-        weights=weights, centers=level + _curves(name, (workers,))[:, 0], spreads=numpy.full(len(level), spread)
+        weights=weights,
+        centers=level + _curves(name, (workers,), series.strong)[:, 0],
+        spreads=numpy.full(len(level), spread),
     )
 
 
 @functools.lru_cache(maxsize=64)
 def _fitted(name: str, series: MeasuredSizes) -> tuple[Array, Array, float]:
     """Return the probability and level of each curve of a law by the series, (curves,) each, and the level's spread."""
-    curves = _curves(name, series.workers)
+    curves = _curves(name, series.workers, series.strong)
     errors = numpy.array(series.errors)
     while True:
         precision = errors**-2
@@ -100,26 +108,31 @@ def _fitted(name: str, series: MeasuredSizes) -> tuple[Array, Array, float]:
         errors = 1.3 * errors
 
 
-def _usl(n: Array, random: Any) -> Array:
+def _usl(n: Array, _: Array, random: Any) -> Array:
     """Gunther 2007: contention and coherency."""
     sigma, kappa = _positive(random, 0.008, 1.3), _positive(random, 1.2e-4, 1.15)
     result: Array = 1 + sigma * (n - 1) + kappa * n * (n - 1)
     return result
 
 
-def _alpha_beta(n: Array, random: Any) -> Array:
+def _alpha_beta(n: Array, divided: Array, random: Any) -> Array:
     """Hockney 1994 for all-reduces: rounds, bytes, and bytes that take longer if many ranks send at once."""
     tree, ring = _positive(random, 0.003, 1.3), _positive(random, 0.001, 1.3)
     link, power = _positive(random, 0.08, 1.4), numpy.abs(0.25 * random.standard_normal((NUM_CURVES, 1)))
-    result: Array = 1 + tree * numpy.log2(n) + ring * (n - 1) + link * (n - 1) / n * (n / 2) ** power
+    exchange = tree * numpy.log2(n) + ring * (n - 1) + link * (n - 1) / n * (n / 2) ** power
+    result: Array = 1 + divided * exchange
     return result
 
 
-def _saturation(n: Array, random: Any) -> Array:
-    """Draw curves of one resource that all workers share: hidden while computing takes longer, then the only limit."""
+def _saturation(n: Array, divided: Array, random: Any) -> Array:
+    """Draw curves of one resource that all workers share: hidden while computing takes longer, then the only limit.
+
+    It serves samples or, in every second curve, gradients, of which each worker has as many however small its batch.
+    """
     served, sharp = _positive(random, 0.04, 1.3), random.uniform(1.5, 10.0, (NUM_CURVES, 1))
     latency = _positive(random, 0.003, 1.3)
-    result: Array = (1 + (served * n) ** sharp) ** (1 / sharp) + latency * numpy.log2(n)
+    used = served * n * divided ** (numpy.arange(NUM_CURVES)[:, None] % 2)
+    result: Array = (1 + used**sharp) ** (1 / sharp) + divided * latency * numpy.log2(n)
     return result
 
 
@@ -129,7 +142,7 @@ def _positive(random: Any, middle: float, spread: float) -> Array:
 
 
 NONE = "none"
-LAWS: Mapping[str, Callable[[Array, Any], Array]] = {
+LAWS: Mapping[str, Callable[[Array, Array, Any], Array]] = {
     "usl": _usl,
     "alpha-beta": _alpha_beta,
     "saturation": _saturation,
@@ -138,10 +151,14 @@ MODELS: Sequence[str] = (*LAWS, NONE)
 
 
 @functools.lru_cache(maxsize=64)
-def _curves(name: str, workers: tuple[int, ...]) -> Array:
-    """Return logs of a step on these workers relative to an arbitrary one: (curves, sizes), the same in every call."""
+def _curves(name: str, workers: tuple[int, ...], strong: bool) -> Array:
+    """Return logs of a sample's seconds on these workers relative to an arbitrary one: (curves, sizes).
+
+    Every call returns the same. A law gets the workers, and how many of them divide a batch that was one worker's.
+    """
     random = numpy.random.default_rng(sum(map(ord, name)))
-    logs: Array = numpy.log(LAWS[name](numpy.array([workers], dtype=float), random))
+    n = numpy.array([workers], dtype=float)
+    logs: Array = numpy.log(LAWS[name](n, n if strong else numpy.ones_like(n), random))
     return logs
 
 
@@ -149,8 +166,11 @@ def _wandering(series: MeasuredSizes, workers: int) -> Foreseen:
     """Return an integrated Wiener process conditioned on the measurements."""
     x = numpy.log2(numpy.array([*series.workers, workers], dtype=float) / series.workers[0])
     short, long = numpy.minimum(x[:, None], x), numpy.maximum(x[:, None], x)
-    covariance = 4.0 + SLOPE_SPREAD**2 * x[:, None] * x + WANDERING**2 * short**2 * (3 * long - short) / 6
-    mean = series.logs[0] + SLOPE * x
+    slope, spread, wandering = SLOPE, SLOPE_SPREAD, WANDERING
+    if series.strong:
+        slope, spread, wandering = STRONG_SLOPE, STRONG_SLOPE_SPREAD, STRONG_WANDERING
+    covariance = 4.0 + spread**2 * x[:, None] * x + wandering**2 * short**2 * (3 * long - short) / 6
+    mean = series.logs[0] + slope * x
     measured_covariance = covariance[:-1, :-1] + numpy.diag(numpy.array(series.errors) ** 2)
     gain = numpy.linalg.solve(measured_covariance, covariance[:-1, -1])
     center = mean[-1] + gain @ (numpy.array(series.logs) - mean[:-1])
@@ -197,6 +217,7 @@ def series_of(job: StepJob, evidence: Evidence, run_noise: float) -> MeasuredSiz
         return None
     workers = tuple(sorted(sizes))
     return MeasuredSizes(
+        strong=evidence.mode == "strong",
         workers=workers,
         logs=tuple(
             statistics.fmean([measurement.log_mean - math.log(measurement.job.batch) for measurement in sizes[n]])

@@ -231,6 +231,34 @@ def test_a_network_whose_layers_are_not_known_is_not_one_variable(ask_hpcdl: Com
     assert not any("not known" in line for line in found["resnet50"]["warnings"])
 
 
+def strong_step(n: int, parameters: tuple[float, float, float], random: numpy.random.Generator) -> float:
+    whole, moved, power = parameters
+    exchange = 2 * (n - 1) / n * moved * (n / 2) ** power
+    return whole * (1 / n + exchange) * math.exp(0.02 * random.standard_normal())
+
+
+def test_intervals_of_strong_scaling_hold(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """Each worker exchanges as many bytes however small its share of the batch (a third of the steps was missed)."""
+    inside: list[bool] = []
+    for seed in range(12):
+        random = numpy.random.default_rng(seed)
+        law = random.uniform(0.5, 4), 10 ** random.uniform(-2, -0.7), random.uniform(0.1, 0.6)
+        rows = ["mode,strategy,model,nodes,ranks,global_batch,repeat,step_seconds"]
+        rows += [
+            f"strong,ring,resnet50,{n},{n},2048,{k},{strong_step(n, law, random)}"
+            for n in (1, 2, 4, 8)
+            for k in (0, 1, 2)
+        ]
+        table = tmp_path / f"table-{seed}.csv"
+        table.write_text("\n".join(rows))
+        line = ["predict", "--import", "csv", table, "--strategy", "ring", "--nodes", "16,32,64", "--json"]
+        inside += [
+            row["step_seconds"]["low"] <= strong_step(row["workers"], law, random) <= row["step_seconds"]["high"]
+            for row in ask_hpcdl(line).json()["predictions"]
+        ]
+    assert sum(inside) >= 0.8 * len(inside), f"{sum(inside)} of {len(inside)} hold"
+
+
 @pytest.mark.parametrize("overhead", [0, 2, 8, 16])
 @pytest.mark.parametrize("batch", [64, 128])
 def test_another_batch_than_that_of_all_runs_is_less_sure(overhead: float, batch: int) -> None:

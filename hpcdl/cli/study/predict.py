@@ -14,7 +14,7 @@ from hpcdl.cli.options import ImportFlag, JsonFlag, MachineFlag, NetworkFlag
 from hpcdl.cli.output import print_json, print_table, put, say
 from hpcdl.core.errors import UsageError
 from hpcdl.core.progress import progress
-from hpcdl.core.units import counted, format_half_width, format_seconds, format_seconds_interval
+from hpcdl.core.units import NOT_BOUNDED, counted, format_half_width, format_seconds, format_seconds_interval
 
 if TYPE_CHECKING:
     from hpcdl.predict.answer import Answer
@@ -151,9 +151,14 @@ def _print(found: Answer) -> None:
     for model in models:
         rows = [item for item in found.predictions if item.job.model == model]
         put(f"{model}, {_batches(rows)}: a step and its limits")
-        print_table(
-            ("strategy", "nodes", "workers", "step", "90 %", "effic.", "limited by"), [_cells(item) for item in rows]
-        )
+        known = [item for item in rows if item.step_seconds.bounded]
+        if known:
+            print_table(
+                ("strategy", "nodes", "workers", "step", "90 %", "effic.", "limited by"),
+                [_cells(item) for item in known],
+            )
+        for line in _not_bounded(rows):
+            put(textwrap.fill(line, 79, subsequent_indent="  "))
         if any(item.marks for item in rows):
             put("* trust it less: the last lines say why")
         _print_best(rows)
@@ -183,14 +188,24 @@ def _batches(rows: Sequence[Prediction]) -> str:
     )
 
 
+def _not_bounded(rows: Sequence[Prediction]) -> list[str]:
+    """Return a line for each strategy with the sizes of which the runs say nothing."""
+    sizes: dict[str, list[str]] = {}
+    for item in rows:
+        if not item.step_seconds.bounded:
+            sizes.setdefault(_name(item), []).append(str(item.job.nodes))
+    return [f"{NOT_BOUNDED} by these runs: {name} on {', '.join(nodes)} nodes *" for name, nodes in sizes.items()]
+
+
+def _name(item: Prediction) -> str:
+    return f"{item.job.label}/{item.job.servers}" if item.job.servers else item.job.label
+
+
 def _cells(item: Prediction) -> tuple[str, ...]:
     job = item.job
-    name = f"{job.label}/{job.servers}" if job.servers else job.label
     mark = " *" if item.marks else ""
     limit = {"compute noise": "noise"}.get(item.limited_by, item.limited_by)
-    size, step = (name, str(job.nodes), str(job.workers)), item.step_seconds
-    if not step.bounded:
-        return (*size, "–", _ends(step), "–", "–" + mark)
+    size, step = (_name(item), str(job.nodes), str(job.workers)), item.step_seconds
     return (*size, format_seconds(step.mean), _ends(step), f"{100 * item.efficiency.mean:.0f} %", limit + mark)
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hpcdl.core.units import counted
-from hpcdl.report.document import Column, Document, Listing, Table, cell_text, is_numeric, plain
+from hpcdl.core.units import NOT_BOUNDED, counted, listed
+from hpcdl.report.document import Cell, Column, Document, Listing, Table, cell_text, is_numeric, plain
 
 MOST_ROWS = 40
 """Maximum number of rows of one table. The files hold all."""
 _WIDTH_IN_A_PIPE = 160
+_RULES = 3
+"""Screen columns between two columns of a table."""
 
 
 def render(document: Document, folder: Path, drawings: Mapping[str, str]) -> list[Path]:
@@ -54,11 +56,10 @@ def _print_table(console: object, table: Table) -> None:
 
     assert isinstance(console, Console)
     columns = list(table.columns)
-    rows = [
-        [cell_text(column, cell) for column, cell in zip(columns, row, strict=True)] for row in table.rows[:MOST_ROWS]
-    ]
+    known = [row for row in table.rows if NOT_BOUNDED not in row]
+    rows = [[cell_text(column, cell) for column, cell in zip(columns, row, strict=True)] for row in known[:MOST_ROWS]]
     common: list[str] = []
-    if _least_width(columns, rows) > console.width and len(table.rows) > 1:
+    if _least_width(columns, rows) > console.width and len(rows) > 1:
         same_everywhere = [len({row[at] for row in rows}) == 1 for at in range(len(columns))]
         common = [
             f"{plain(columns[at].name)} {rows[0][at]}"
@@ -67,7 +68,7 @@ def _print_table(console: object, table: Table) -> None:
         ]
         rows = [[cell for cell, same in zip(row, same_everywhere, strict=True) if not same] for row in rows]
         columns = [column for column, same in zip(columns, same_everywhere, strict=True) if not same]
-    if _least_width(columns, rows) <= console.width:
+    if rows and _least_width(columns, rows) <= console.width:
         _print_columns(console, table.title, columns, rows)
     else:
         console.print(Text(plain(table.title), style="italic"))
@@ -76,11 +77,23 @@ def _print_table(console: object, table: Table) -> None:
             console.print(_unbroken(pairs, console.width), soft_wrap=True)
     if common:
         console.print(_unbroken([f"all: {common[0]}", *common[1:]], console.width), soft_wrap=True)
-    num_more = len(table.rows) - MOST_ROWS
+    num_more = len(known) - MOST_ROWS
     if num_more > 0:
         console.print(Text(f"  and {num_more:,} more rows in the files"))
+    for line in _not_bounded(table):
+        console.print(Text(f"  {line}"))
     if table.note:
         console.print(Text(f"  {plain(table.note)}", style="dim"))
+
+
+def _not_bounded(table: Table) -> Iterator[str]:
+    """Yield a line for each first cell of the rows that hold no number: the table would repeat `not bounded`."""
+    groups: dict[Cell, list[str]] = {}
+    for row in table.rows:
+        if NOT_BOUNDED in row:
+            groups.setdefault(row[0], []).append(str(row[1]))
+    for name, sizes in groups.items():
+        yield f"{NOT_BOUNDED} by these runs: {plain(str(name))} on {listed(sizes, 12)} {table.columns[1].name}"
 
 
 def _print_columns(console: object, title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
@@ -91,13 +104,12 @@ def _print_columns(console: object, title: str, columns: Sequence[Column], rows:
 
     assert isinstance(console, Console)
     shown = RichTable(title=Text(plain(title)), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for at, column in enumerate(columns):
-        numeric = is_numeric(column)
+    for column, width in zip(columns, _widths(columns, rows, console.width), strict=True):
         shown.add_column(
             Text(plain(column.name)),
-            justify="right" if numeric else "left",
+            justify="right" if is_numeric(column) else "left",
             overflow="fold",
-            min_width=_least_of(column, [row[at] for row in rows]),
+            width=width,
         )
     for row in rows:
         shown.add_row(*map(Text, row))
@@ -110,10 +122,23 @@ def _least_of(column: Column, cells: Sequence[str]) -> int:
     return max(map(len, pieces), default=1)
 
 
+def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]], most: int) -> list[int]:
+    """Return the width of each column: the widest cell's, less where the table would be wider than `most`.
+
+    Rich would shrink the widest columns below what numbers need, and cut off the last column.
+    """
+    least = [_least_of(column, [row[at] for row in rows]) for at, column in enumerate(columns)]
+    widths = [max(len(cell) for cell in (plain(column.name), *(row[at] for row in rows)))
+              for at, column in enumerate(columns)]  # fmt: skip
+    while sum(widths) + _RULES * len(columns) + 1 > most and (slack := max(map(int.__sub__, widths, least))) > 0:
+        widths[list(map(int.__sub__, widths, least)).index(slack)] -= 1
+    return widths
+
+
 def _least_width(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
     """Return the width of a table, including the rules between its columns."""
     least = [_least_of(column, [row[at] for row in rows]) for at, column in enumerate(columns)]
-    return sum(least) + 3 * len(columns) + 1
+    return sum(least) + _RULES * len(columns) + 1
 
 
 def _unbroken(pairs: Sequence[str], width: int) -> str:

@@ -86,7 +86,8 @@ def _forecasts(item: Outlook, rows: Sequence[Row]) -> Table:
     ]  # fmt: skip
     note = (
         "[low, high] is the 90 % interval of one more run. Held-out error: by how much this strategy's largest measured"
-        " size is missed when it is predicted from the smaller ones. * trust it less: the lines above say why."
+        " size is missed when it is predicted from the smaller ones. * trust it less: `hpcdl predict` and the report's"
+        " page say why."
     )
     return Table(title=f"{item.subject}: predicted steps", columns=columns, rows=cells, note=note)
 

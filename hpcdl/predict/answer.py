@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 from hpcdl.config.forms import NONE
 from hpcdl.core.errors import UsageError
 from hpcdl.core.paths import typed
-from hpcdl.core.units import IMAGES, common_unit, counted
+from hpcdl.core.units import IMAGES, common_unit, counted, format_seconds
 from hpcdl.node.machines import read_machine
 from hpcdl.predict.evidence import NO_RUN_DIRS, Evidence, gather_evidence, guessed_evidence
 from hpcdl.predict.forecast import Forecast, HeldOut, Prediction, Range
@@ -33,6 +34,8 @@ DEFAULT_REACH = 16
 """By default predictions reach up to this many times the largest measured number of nodes."""
 _WORTH_TELLING = 1.05
 """A smaller widening of intervals makes no difference to a reader."""
+_WORTH_MENTIONING = 0.1
+"""Distance of a measured size from the forecast, as a logarithm, from which no model fits."""
 _LARGEST_WIDTH = 10.0
 """A larger half width, relative to the value, tells only that nothing is known."""
 _WORTH_RUNNING = 0.95
@@ -367,6 +370,28 @@ def command_of(job: StepJob, data: str) -> str:
     return typed("submit", *where, "--", *arguments)
 
 
+def _missed(forecast: Forecast) -> str:
+    """Return a line on the measured size that the forecast misses most; empty if it reproduces all."""
+    off = [
+        (math.log(step) - seen.log_mean, step, seen)
+        for seen in forecast.evidence.monitors
+        if (step := forecast.predict(seen.job).step_seconds.mean)
+    ]
+    missed = [item for item in off if abs(item[0]) > max(_WORTH_MENTIONING, 2 * _scatter(item[2].seconds))]
+    if not missed:
+        return ""
+    _, step, seen = max(missed, key=lambda item: abs(item[0]))
+    size = f"{seen.job.label} on {counted(seen.job.workers, 'worker')}"
+    took = f"took {format_seconds(math.exp(seen.log_mean))}, {format_seconds(step)} by the models"
+    sizes = f"{len(missed)} of {counted(len(off), 'measured size')} {'is' if len(missed) == 1 else 'are'}"
+    return f"no model fits these runs: {sizes} missed by more than {100 * _WORTH_MENTIONING:.0f} %; {size} {took}"
+
+
+def _scatter(seconds: Sequence[float]) -> float:
+    """Return the standard error of the mean logarithm of repeats; 0 for one run, which does not tell it."""
+    return statistics.stdev(map(math.log, seconds)) / math.sqrt(len(seconds)) if len(seconds) > 1 else 0.0
+
+
 def _warnings(forecast: Forecast, predictions: Sequence[Prediction]) -> list[str]:
     lines = []
     for mark in dict.fromkeys(mark for prediction in predictions for mark in prediction.marks):
@@ -378,6 +403,8 @@ def _warnings(forecast: Forecast, predictions: Sequence[Prediction]) -> list[str
             f"the intervals assume no jump beyond {counted(largest, 'node')}, such as a full switch, server or file"
             f" system: a run on {counted(min(2 * largest, asked), 'node')} would show it"
         )
+    if missed := _missed(forecast):
+        lines.append(missed)
     if not forecast.held_out:
         lines.append("nothing could be held out: intervals are not tested against a measured size")
     elif forecast.widening >= _WORTH_TELLING:

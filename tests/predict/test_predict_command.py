@@ -186,6 +186,20 @@ def test_what_the_runs_do_not_bound_is_not_printed(ask_hpcdl: CommandLine, tmp_p
     assert not list((out / "figures").glob("prediction*"))
 
 
+def test_runs_that_no_model_fits_are_named(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """Runs whose steps get faster with workers were predicted as even, without a word on the misfit."""
+    told = {}
+    for name, first in (("faster", 38.0), ("even", 50.0)):
+        table = tmp_path / f"{name}.csv"
+        rows = [f"ring,resnet50,{n},{n},64,{k},{(50 if n > 1 else first) * n * (1 + 0.003 * k)}" for n in (1, 2, 4, 8)
+                for k in (0, 1, 2)]  # fmt: skip
+        table.write_text("\n".join(["strategy,model,nodes,ranks,batch_per_rank,repeat,images_per_second", *rows]))
+        told[name] = ask_hpcdl(["predict", "--import", "csv", table, "--strategy", "ring", "--nodes", "16"]).out
+    assert "no model fits these runs" not in told["even"]
+    words = " ".join(told["faster"].split())
+    assert "1 of 4 measured sizes is missed by more than 10 %; ring on 1 worker took 1.68 s, " in words, words
+
+
 def test_strong_scaling_is_named_by_its_whole_batch(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     table = tmp_path / "strong.csv"
     rows = [f"ring,resnet50,{n},{n},256,{rate}" for n, rate in ((1, 50.0), (2, 96.0), (4, 175.0))]

@@ -132,6 +132,20 @@ def test_numbers_of_a_row_that_agree_are_taken(tmp_path: Path) -> None:
     assert (even.workers, even.global_batch, rounded.global_batch, passes.global_batch) == (2, 128, 100, 256)
 
 
+def test_passes_of_a_step_count_in_its_batch(tmp_path: Path) -> None:
+    """A step of four passes over 64 samples is 256 samples: they were 64, and a throughput four times too small."""
+    header = "strategy,model,nodes,ranks,batch_per_rank,global_batch,accumulate,step_seconds"
+    by_worker, by_step = rows(tmp_path, "ring,lenet,2,2,64,,4,8", "ring,lenet,2,2,,512,4,8", header=header)
+    assert (by_worker.global_batch, by_worker.images_per_second) == (512, 64)
+    assert (by_step.batch_per_rank, by_step.images_per_second) == (64, 64)
+
+
+def test_a_table_whose_first_line_is_no_header_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="its first line must name the columns, such as strategy,model,") as caught:
+        rows(tmp_path, HEADER, header="# what we measured")
+    assert len(caught.value.problems) == 1
+
+
 def test_a_number_cut_in_two_by_its_decimal_comma_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"old\.csv:2: 9 cells for 8 columns; write numbers with a point"):
         rows(tmp_path, "weak,ring,lenet,1,1,32,1,52,1")
@@ -164,6 +178,14 @@ def test_parts_longer_than_the_step_are_told(tmp_path: Path) -> None:
     path.write_text(f"{HEADER},compute_seconds\nweak,ring,lenet,1,1,32,1,64,450\nweak,ring,lenet,1,1,32,2,64,0.4\n")
     assert any("parts of a step are longer than the step" in line and "old.csv:2;" in line
                for line in read_csv(path).remarks)  # fmt: skip
+
+
+def test_parts_in_another_unit_than_the_step_are_told(tmp_path: Path) -> None:
+    """A step in milliseconds beside parts in seconds was reported as 99.9 % other, without a word."""
+    path = tmp_path / "old.csv"
+    path.write_text(f"{HEADER},compute_seconds\nweak,ring,lenet,1,1,32,1,64,0.0004\nweak,ring,lenet,1,1,32,2,64,0.4\n")
+    (remark,) = read_csv(path).remarks
+    assert remark.startswith("computing is less than 2 % of a step") and "old.csv:2;" in remark
 
 
 SHORT = "strategy,model,nodes,ranks,batch_per_rank,images_per_second"

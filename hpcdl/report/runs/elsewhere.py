@@ -136,6 +136,8 @@ _EXACT_DIGITS = 5
 _EXTENTS = ("seconds_per_epoch", "seconds_total", "rounds_per_step", "round_bytes_per_step")
 _SAME_RATE = 1.2
 """Factor by which throughput and seconds of a step may differ, as a mean and a median of steps do."""
+_TINY = 0.02
+"""Share of a step below which computing is in another unit than the step."""
 _SUM_TOLERANCE = 1.02
 """Factor by which parts may exceed the step, because of rounding."""
 
@@ -200,6 +202,9 @@ def _check_header(path: Path, header: list[str]) -> None:
         raise ConfigError(
             [f"{path}: {mark!r} separates its columns; save it with commas, and numbers with a point"]
         )
+    if not set(header) & set(_KNOWN):
+        example = ",".join((*REQUIRED, *(group[0] for group in ONE_OF)))
+        raise ConfigError([f"{path}: its first line must name the columns, such as {example}"])
     twice = [name for name, count in Counter(map(_as_name, filter(None, header))).items() if count > 1]
     problems = [f"{path}: column {name!r} comes twice; delete one of them" for name in twice]
     problems += [f"{path}: no column {name!r}{suggestion(name, header)}" for name in REQUIRED if name not in header]
@@ -337,7 +342,7 @@ class _Cells:
         try:
             value = parse(text)
         except ValueError:
-            self.complain(column, f"{shown(text)} is no number")
+            self.complain(column, f"{shown(text)} is no number; write it without a unit and thousands separators")
             return None
         if math.isinf(value):
             self.complain(column, f"{shown(text)} is not finite")
@@ -346,12 +351,11 @@ class _Cells:
 
 
 def _batches(cells: _Cells, workers: int) -> tuple[int, int]:
-    """Return batch per worker and global batch, computing one from the other."""
-    whole_batch = cells.whole("global_batch", 0, least=1)
-    batch = cells.whole("batch_per_rank", max(1, round(whole_batch / workers)) if whole_batch else None)
+    """Return batch per worker and pass, and global batch, computing one from the other."""
+    whole_batch, passes = cells.whole("global_batch", 0, least=1), cells.whole("accumulate", 1)
+    batch = cells.whole("batch_per_rank", max(1, round(whole_batch / workers / passes)) if whole_batch else None)
     if not whole_batch:
-        return batch, batch * workers
-    passes = cells.whole("accumulate", 1)
+        return batch, batch * workers * passes
     if whole_batch < workers:
         cells.complain("global_batch", f"{whole_batch} samples are fewer than the {workers} workers")
     elif abs(whole_batch - batch * workers * passes) >= workers * passes:
@@ -412,6 +416,12 @@ def _remarks(path: Path, header: list[str], rows: list[tuple[int, dict[str, str]
     if longer:
         remarks.append(
             f"parts of a step are longer than the step, and are not used: {listed(longer)}; all are in seconds"
+        )
+    tiny = [run.name for run in runs if run.usable and 0 < run.parts.get("compute", 0.0) < _TINY * sum(run.parts.values())]
+    if tiny:
+        remarks.append(
+            f"computing is less than {100 * _TINY:.0f} % of a step, and the report calls the rest other:"
+            f" {listed(tiny)}; all columns are in seconds"
         )
     unknown = [name for name in header if name and name not in _KNOWN and _as_name(name) not in SETTINGS]
     if unknown:

@@ -33,7 +33,7 @@ from hpcdl.trace.steps import (
     Merged,
     Steps,
 )
-from hpcdl.trace.stragglers import Straggler, stragglers
+from hpcdl.trace.stragglers import Straggler, processor_waits_s, stragglers
 
 if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]
@@ -109,6 +109,8 @@ class Findings:
     layers: Sequence[LayerTime] = ()
     """In the order in which the network calls them, as far as it is known; only in traces at level `full`."""
     network: Sequence[HostTraffic] = ()
+    processor_waits_s: float | None = None
+    """Mean seconds of a step in which ranks wait for processors that others use; None: not in the trace."""
 
     def as_json(self) -> dict[str, Any]:
         """Return what `hpcdl trace --json` prints."""
@@ -151,6 +153,7 @@ def findings(merged: Merged, steps: Steps, link_bytes_per_second: float | None =
         step_s=steps.step_s,
         layers=layer_times(merged, steps),
         network=traffic(merged, link_bytes_per_second),
+        processor_waits_s=processor_waits_s(merged, steps),
     )
 
 

@@ -16,6 +16,8 @@ from hpcdl.trace.findings import Findings, LayerTime, PathPart
 from hpcdl.trace.network import HostTraffic, largest
 from hpcdl.trace.steps import BEGAN, ENDED, Merged, Steps
 
+WORTH_A_LOOK = 0.1
+"""Share of a step from which waiting for processors is shown."""
 MOST_ROWS = 20
 TableOf = tuple[str, Sequence[str], Sequence[Sequence[str]]]
 """A heading, the header, the rows."""
@@ -61,6 +63,8 @@ def _facts(found: Findings) -> Iterator[tuple[str, str]]:
     if gaps.median_s is not None and gaps.p90_s is not None:
         yield "gap between updates", f"{_seconds(gaps.median_s)} (90 %: {_seconds(gaps.p90_s)})"
     yield "of a step, idle", _seconds(gaps.usable_s_per_step)
+    if (waits_s := found.processor_waits_s or 0.0) > WORTH_A_LOOK * found.step_s:
+        yield "of a step, waiting for processors", f"{_seconds(waits_s)}: other programs or ranks use them"
     spent = found.background
     if total_s := spent["in_gaps_s"] + spent["outside_s"]:
         yield "background work", f"{_seconds(total_s)}, {_percent(spent['in_gaps_s'] / total_s)} of it in gaps"

@@ -170,11 +170,11 @@ def cause_of(
             return CLOCK, f"{works}, and its clock rate is {share:.0%} of the others'"
     if contended := _contention(row, rates, excess[CONTENTION], step_s):
         return CONTENTION, f"{works}, and {contended}"
-    cause, evidence = _idle(row, rates, excess)
+    cause, evidence = _idle(row, rates, excess, step_s)
     return cause, f"{works}, {evidence}"
 
 
-def _idle(row: int, rates: Mapping[str, Array], excess: Mapping[str, float]) -> tuple[str, str]:
+def _idle(row: int, rates: Mapping[str, Array], excess: Mapping[str, float], step_s: float) -> tuple[str, str]:
     """Return IDLE if the processors of the rank in `row` do not work while it computes longer, else UNKNOWN."""
     if BUSY not in rates or excess[COMPUTED] <= 0:
         return UNKNOWN, "and the trace does not tell whether its processors work in that time"
@@ -194,6 +194,13 @@ def _idle(row: int, rates: Mapping[str, Array], excess: Mapping[str, float]) -> 
     if _left(rates, row) < LEAST_LEFT:
         return UNKNOWN, "and it uses all the processor time that it may: a quota, or more to compute"
     worked = f"but its processors work {max(worked_s, 0) * 1e3:.3g} ms of that"
+    if (
+        waits_s := _waits(row, rates) * step_s
+    ) >= CONTENDED_SHARE * longer_s:  # as the others do, or more was said above
+        return (
+            UNKNOWN,
+            f"{worked}, and its threads wait {waits_s * 1e3:.3g} ms of a step for a processor: others use them",
+        )
     return IDLE, f"{worked}: in a layer or below it waits, sleeps or is stopped"
 
 
@@ -215,6 +222,19 @@ def _contention(row: int, rates: Mapping[str, Array], late_s: float, step_s: flo
         if switches > 2 * usual + 10:
             return f"it is taken off its processor {switches:.0f} times a second ({usual:.0f})"
     return ""
+
+
+def processor_waits_s(merged: Merged, steps: Steps) -> float | None:
+    """Return the mean seconds of a step in which ranks wait for processors that others use; None if not counted."""
+    rates = _rates(merged, steps)
+    if counters.WAITED_US not in rates:
+        return None
+    return steps.step_s * float(numpy.mean([_waits(row, rates) for row in range(len(steps.ranks))]))
+
+
+def _waits(row: int, rates: Mapping[str, Array]) -> float:
+    """Return the share of time in which threads of the rank in `row` wait for a processor that it does not use."""
+    return min(float(rates[counters.WAITED_US][row]) / 1e6, _left(rates, row), 1.0)
 
 
 def _left(rates: Mapping[str, Array], row: int) -> float:

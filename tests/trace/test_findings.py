@@ -249,6 +249,20 @@ def test_processor_time_tells_sleep_from_work(
     assert (found.rank, found.cause) == (2, cause) and evidence in found.evidence
 
 
+def test_who_waits_for_a_processor_as_all_do_does_not_sleep() -> None:
+    """On a node that other programs use, a rank that computed longer was said to sleep, and nothing named the waits."""
+    compute_s = even(0.1)
+    compute_s[2] += 0.08
+    busy = [(0.2, 0.75) if rank == 2 else (0.35, 0.3) for rank in range(RANKS)]
+    rates = [{counters.WAITED_US: 7e5, counters.PROCESSORS: 1000.0} for _ in range(RANKS)]
+    found = findings(*synchronous(even(0.01, 1), compute_s, rates=rates, busy=busy))
+    (late,) = found.stragglers
+    assert (late.rank, late.cause) == (2, "unknown") and "of a step for a processor: others use them" in late.evidence
+    assert found.processor_waits_s is not None and found.processor_waits_s > 0.5 * found.step_s
+    told = {row[0]: row[1] for row in next(tables(found))[2]}
+    assert told["of a step, waiting for processors"].endswith("ms: other programs or ranks use them")
+
+
 def test_where_nobody_counted_the_cause_is_unknown() -> None:
     compute_s = even(0.1)
     compute_s[2] += 0.08

@@ -95,6 +95,7 @@ def test_as_a_user_runs_it(run_hpcdl: CommandLine) -> None:
     kept = run_hpcdl.home / "cache" / "hpcdl" / "allreduce"
     assert not kept.exists(), "its sizes say nothing of full buckets"
     shown = run_hpcdl(["bench", "allreduce", "--sizes", "4KiB", "--repeats", "1"])
+    assert "time: median of 1 call on the slowest rank" in shown.out and "of bound: the time of one link" in shown.out
     told = "these times are not kept for --strategy auto, which needs sizes from 64 KiB or less to 16 MiB or more"
     assert told in shown.err and told in finished.err
     assert shown.code == 0 and "<- fastest" in shown.out and "<- auto" not in shown.out

@@ -102,6 +102,19 @@ def test_summary_has_six_lines_with_numbers() -> None:
     )
 
 
+def test_the_fastest_setting_names_its_threads() -> None:
+    lines = document([make_run(1, rate, threads=n) for n, rate in ((1, 40.0), (64, 900.0), (128, 800.0))]).summary
+    assert any("1 worker x batch 32 on 64 threads; one run" in line for line in lines), lines
+
+
+def test_rounding_is_not_shown_as_a_parameter() -> None:
+    """Throughputs that are exactly linear had a serial fraction of 9.76e-17."""
+    (table,) = [item for item in section([make_run(n, 180.0 * n) for n in (4, 8, 16, 32)], "fits").items
+                if isinstance(item, Table)]  # fmt: skip
+    parameters = {row[1]: row[2] for row in texts(table)}
+    assert parameters["gustafson"] == "serial fraction 0 [0, 0]" and "e-" not in parameters["usl"], parameters
+
+
 def test_an_efficiency_of_single_runs_does_not_look_sure() -> None:
     line = document([make_run(1, 100.0), make_run(2, 130.0)]).summary[0]
     assert line.startswith("Scaling: ring keeps about 65.0 % (measured once, no interval) efficiency at 2 workers")

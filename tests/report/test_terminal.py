@@ -35,7 +35,8 @@ def test_the_last_column_of_a_wide_table_is_whole(ask_hpcdl: CommandLine, tmp_pa
     table = tmp_path / "noisy.csv"
     rows = [f"ring,resnet50,{n},{n},64,{k},{50 * n * f}" for n in (1, 2, 4, 8) for k, f in enumerate((0.8, 1, 1.2))]
     table.write_text("\n".join(["strategy,model,nodes,ranks,batch_per_rank,repeat,images_per_second", *rows]) + "\n")
-    told = ask_hpcdl(["report", "--import", "csv", table, "--format", "terminal", "--out", tmp_path / "out"])
+    line = ["report", "--import", "csv", table, "--format", "terminal", "--out", tmp_path / "out"]
+    told = ask_hpcdl(line, env={"COLUMNS": "160"})
     assert told.code == 0, told.err
     lines = told.out.split("predicted steps")[1].splitlines()
     head, first = " ".join(lines[:4]), next(line for line in lines if line.startswith(" ring "))

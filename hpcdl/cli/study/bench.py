@@ -138,6 +138,9 @@ def _print_allreduce(result: AllreduceResult, mark: str) -> None:
             for row in result.rows
         ],
     )
+    put(f"time: median of {counted(result.repeats, 'call')} on the slowest rank; a busy node changes it")
+    put("of bound: the time of one link for these bytes, over the time. It is above 1 where")
+    put("  ranks of a node exchange more than one link carries, or other programs slowed the link")
     put()
     links = {"one link": result.link, **result.fits}
     print_table(

@@ -61,7 +61,7 @@ def _what(analysis: Analysis) -> str:
     data = listed(sorted({run.data for run in analysis.runs if run.data}), 2)
     strategies = listed(sorted({run.strategy for run in analysis.runs}), 6)
     workers = sorted({run.workers for run in analysis.runs})
-    span = f"{workers[0]} to {workers[-1]} workers" if len(workers) > 1 else counted(workers[0], "worker")
+    span = f"{workers[0]:,} to {workers[-1]:,} workers" if len(workers) > 1 else counted(workers[0], "worker")
     nodes = max(run.nodes for run in analysis.runs)
     machines = listed(sorted({run.machine for run in analysis.runs if run.machine}), 3)
     where = f" of {machines}" if machines else ""
@@ -74,13 +74,14 @@ def _what(analysis: Analysis) -> str:
 def _throughput(analysis: Analysis) -> str:
     if not analysis.curves:
         return "Throughput: no usable measurement."
-    points = (point for curve in analysis.curves for point in curve.points)
+    points = ((curve, point) for curve in analysis.curves for point in curve.points)
     # By the median: one outlier must not choose the setting to quote.
-    point = max(points, key=lambda point: statistics.median(run.images_per_second or 0.0 for run in point.runs))
+    curve, point = max(points, key=lambda pair: statistics.median(run.images_per_second or 0.0 for run in pair[1].runs))
     wide = point.throughput.is_wide
     value = Interval(value=point.throughput.mean, half=None if wide else point.throughput.ci95)
     run, runs = point.first, point.throughput.n
     setting = f"{run.model} by {run.strategy} with {counted(run.workers, 'worker')} x batch {run.batch_per_rank:g}"
+    setting += f" on {counted(point.n, 'thread')}" if curve.mode == "scale-up" else ""
     text = f"mean of {counted(runs, 'run')}, ± the 95 % interval" if runs > 1 else "one run"
     text = f"mean of {runs} runs: {TOO_FEW if runs <= _FEW else TOO_FAR}" if wide else text
     rate = Column.rate(analysis.counted)
@@ -102,9 +103,9 @@ def _ends(curves: Sequence[Curve]) -> str:
     named = zip(curves, curve_names(curves), strict=True)
     ordered = sorted(named, key=lambda pair: -pair[0].points[-1].efficiency.value)
     curve, name = ordered[0]
-    other_curves = [f"{name} {_efficiency(curve)} at {curve.points[-1].n}" for curve, name in ordered[1:]]
+    other_curves = [f"{name} {_efficiency(curve)} at {curve.points[-1].n:,}" for curve, name in ordered[1:]]
     text = (
-        f"{name} keeps {_efficiency(curve)} efficiency at {curve.points[-1].n} {curve.axis}, from {base_words(curve)}"
+        f"{name} keeps {_efficiency(curve)} efficiency at {curve.points[-1].n:,} {curve.axis}, from {base_words(curve)}"
     )
     return f"{text}; {listed(other_curves, 3)}" if other_curves else text
 
@@ -166,7 +167,7 @@ def _accuracy(analysis: Analysis) -> str:
         return "Accuracy: not evaluated in these runs."
     value, kind, runs = best
     run = runs[0]
-    epochs = f" after {run.history[-1].epoch:.3g} epochs" if run.history else ""
+    epochs = f" after {run.history[-1].epoch:.3g} epoch{'s' * (run.history[-1].epoch != 1)}" if run.history else ""
     seconds = f" and {format_seconds(run.seconds_total)}" if run.seconds_total else ""
     text = f"{run.model} by {run.strategy} with {counted(run.workers, 'worker')}{epochs}{seconds}"
     several = f", the median of {len(runs)} runs of the setting" if len(runs) > 1 else ""

@@ -16,6 +16,7 @@ MOST_CURVES = 4
 """Maximum number of fitted curves in one figure."""
 _REACH = 4.0
 """Factor by which a figure continues a law beyond the largest n."""
+_ROUNDING = 1e-12
 _SYMBOLS = {"serial_fraction": "serial fraction", "sigma": "σ (contention)", "kappa": "κ (coherency)"}
 
 
@@ -62,7 +63,7 @@ def _table(fits: Sequence[CurveFit], names: dict[int, str]) -> Table:
         share = curve_fit.nodes_per_n
         rows.append(
             (
-                f"{names[id(curve_fit.curve)]}, {curve_fit.curve.mode}", law, parameters, curve_fit.fit.r2,
+                f"{names[id(curve_fit.curve)]}, {curve_fit.curve.mode}", law, parameters, _r2(curve_fit.fit.r2),
                 curve_fit.fit.spread, curve_fit.fit.num_runs, crossing_text(curve_fit.below),
                 None if share is None else crossing_text(curve_fit.below, share),
             )
@@ -109,10 +110,19 @@ def _bounds(parameter: Parameter | None, factor: float = 1.0) -> Bounds | None:
 
 
 def _parameter_text(name: str, parameter: Parameter) -> str:
-    text = f"{_SYMBOLS.get(name, name)} {number(parameter.value)}"
+    text = f"{_SYMBOLS.get(name, name)} {_rounded(parameter.value)}"
     if parameter.low is None or parameter.high is None:
         return text
-    return f"{text} [{number(parameter.low)}, {number(parameter.high)}]"
+    return f"{text} [{_rounded(parameter.low)}, {_rounded(parameter.high)}]"
+
+
+def _r2(value: float | None) -> float | None:
+    return 0.0 if value is not None and abs(value) < _ROUNDING else value
+
+
+def _rounded(value: float) -> str:
+    """Return a share of a step; what is left of 0 by rounding alone is 0."""
+    return number(0.0 if abs(value) < _ROUNDING else value)
 
 
 def crossing_text(below: Crossing, factor: float = 1.0) -> str:

@@ -154,6 +154,8 @@ def _entry(document: Mapping[str, Any], path: Path) -> LoggedSample:
 
 
 VALUE = "images_per_second"
+REPEAT = "repeat"
+"""A column that numbers the samples of a candidate, as in tables for `report --import`. It is no setting."""
 REPEATS = 3
 """Samples per candidate of the exhaustive search with which a replay is compared."""
 LARGE = 200
@@ -199,14 +201,14 @@ def read_table(path: Path) -> TrialTable:
     if not rows or VALUE not in rows[0] or len(set(rows[0])) < len(rows[0]):
         raise UsageError(f"{path} needs a header of different names with {VALUE} and a column per setting")
     header, at = rows[0], rows[0].index(VALUE)
-    columns = tuple(name for name in header if name != VALUE)
+    columns = tuple(name for name in header if name not in (VALUE, REPEAT))
     samples: dict[tuple[str, ...], list[float | None]] = {}
     for number, row in enumerate(rows[1:], start=2):
         if not any(row):
             continue
         if len(row) != len(header):
             raise UsageError(f"{path}, line {number}: {len(row)} cells, but the header has {len(header)}")
-        key = tuple(cell for index, cell in enumerate(row) if index != at)
+        key = tuple(cell for name, cell in zip(header, row, strict=True) if name in columns)
         samples.setdefault(key, []).append(_sample(row[at], path, number))
     if not any(value is not None for values in samples.values() for value in values):
         raise UsageError(f"{path} holds no successful trial; fill in {VALUE}")

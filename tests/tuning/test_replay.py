@@ -93,6 +93,14 @@ def test_samples_are_drawn_in_order_and_then_again(tmp_path: Path) -> None:
     assert result.regret in (0.0, pytest.approx(1 - 10.9 / 11.0))
 
 
+def test_the_number_of_a_repeat_is_no_setting(tmp_path: Path) -> None:
+    """A column `repeat` made a candidate of each sample, and a winner of the luckiest one."""
+    path = tmp_path / "t.csv"
+    path.write_text("intra_op_threads,repeat,images_per_second\n1,0,10\n1,1,14\n2,0,13\n2,1,13\n")
+    table = read_table(path)
+    assert table.samples == ((10.0, 14.0), (13.0, 13.0)) and table.columns == ("intra_op_threads",)
+
+
 def test_values_are_told_as_spelt(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("images_per_second,onednn,intra_op_threads\n10,TRUE,08\n5,off,08\n")

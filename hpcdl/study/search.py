@@ -304,7 +304,8 @@ class HyperparameterSearch:
         cost = self._cost(attempt.seconds, len(attempt.slot.nodes))
         self._proposals.tell(trial.proposal.number, state, message=message, **cost)
         if (record := record_of(attempt.run_dir)) is not None:
-            write_record(attempt.run_dir, dataclasses.replace(record, status="failed", message=message))
+            status = "stopped" if trial.behind else "failed"
+            write_record(attempt.run_dir, dataclasses.replace(record, status=status, message=message))
 
     def _note(self, proposal: Proposal, record: RunRecord, seconds: float) -> None:
         """Record the values of a finished run. A run without them has failed."""

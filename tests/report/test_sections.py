@@ -12,6 +12,7 @@ from hpcdl.core.errors import CorruptError
 from hpcdl.core.records.run_record import HistoryPoint, RankRecord
 from hpcdl.launch.traced import summary_of
 from hpcdl.report.analysis.analyse import analyse
+from hpcdl.report.analysis.settings import shortened_numbers
 from hpcdl.report.compose.build import compose
 from hpcdl.report.compose.summary import accuracy_line, summary
 from hpcdl.report.document import Document, Figure, Section, Table, cell_text
@@ -100,6 +101,18 @@ def test_summary_has_six_lines_with_numbers() -> None:
     assert accuracy.startswith(
         "Accuracy: 88.0 % on held-out samples, the median of 3 runs of the setting (lenet by ring with 1 worker"
     )
+
+
+def test_settings_that_nobody_typed_are_short() -> None:
+    """A search's learning rates have 17 digits, which labels repeated; rates that look alike keep them."""
+    rates = ("0.012132675491046142", "0.0311256170909018", "0.01")
+    runs = [make_run(1, 100.0, config={"learning-rate": rate}) for rate in rates]
+    (single,) = [line for line in document(runs).warnings if "measured" in line or "measurement" in line]
+    assert "learning-rate 0.01213" in single and "learning-rate 0.03113" in single and "0.012132" not in single
+    (row,) = [row for row in texts(section(runs, "setup").items[1]) if row[0] == "learning-rate"]  # type: ignore[arg-type]
+    assert row[1] == "0.01, 0.01213, 0.03113"
+    alike = ("0.012132675491046142", "0.012132675491046143")
+    assert shortened_numbers(alike) == dict(zip(alike, alike, strict=True))
 
 
 def test_the_fastest_setting_names_its_threads() -> None:

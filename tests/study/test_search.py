@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cli.study.search import as_document
+from hpcdl.cli.study.search import as_document, luck
 from hpcdl.config.search import SearchStudy
 from hpcdl.core.errors import ConfigError, UsageError
 from hpcdl.report.analysis.analyse import analyse
@@ -108,7 +108,14 @@ def test_every_trial_has_one_end(found: tuple[Path, SearchStudy, SearchRecord]) 
     for trial in record.trials:
         assert (trial.state == "failed") == (trial.settings["learning-rate"] > 0.5)
         assert "not finite" in trial.message if trial.state == "failed" else trial.node_hours
+        run_record = folder / "out" / "trials" / f"{trial.number:04d}" / "record.json"
+        if trial.state == "stopped" and run_record.exists():
+            assert json.loads(run_record.read_text())["status"] == "stopped", "it was ended on purpose"
     assert read_search(folder / "out" / "search.json") == record
+    assert f"each of {states['finished'] + states['stopped']} trials ran once, so the best is partly chance" in luck(
+        record
+    )
+    assert not luck(dataclasses.replace(record, trials=[trial for trial in record.trials if trial.values][:1]))
 
 
 def test_trials_side_by_side_have_cores_of_their_own(found: tuple[Path, SearchStudy, SearchRecord]) -> None:

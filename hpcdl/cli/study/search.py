@@ -75,11 +75,24 @@ def search(
             "warning: accuracy and loss are of the samples trained on, the data have no others: the winner may have "
             "learnt them by heart; hpcdl shard --split train=0.9,val=0.1 holds some out"
         )
+    if doubt := luck(record):
+        commentary.say(doubt)
     commentary.say(f"next: {typed('report', folder, '--out', folder / 'report')}")
     if not record.front:
         failed = [trial for trial in record.trials if trial.message]
         why = f"; trial {failed[0].number}: {failed[0].message}" if failed else ""
         raise HpcdlError(f"none of {len(record.trials)} trials finished{why}")
+
+
+def luck(record: SearchRecord) -> str:
+    """Return how far the best of several trials may be chance; empty for one trial, which is not chosen."""
+    compared = sum(trial.state in ("finished", "stopped") for trial in record.trials)
+    if compared < 2 or not record.front:
+        return ""
+    return (
+        f"each of {compared} trials ran once, so the best is partly chance: repeat its command with"
+        " --seed 1, then 2, before you report its value"
+    )
 
 
 def as_document(record: SearchRecord) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -53,10 +55,30 @@ def by_varied_settings(runs: Sequence[Run]) -> list[Run]:
     for run in runs:
         jobs.setdefault((run.model, run.data), []).append(run)
     varying = {job: _varying(members, MATTERING) for job, members in jobs.items()}
+    short = {key: shortened_numbers({value_of(run, key) for run in runs}) for keys in varying.values() for key in keys}
     return [
-        with_settings(run, {key: value_of(run, key) for key in keys}) if (keys := varying[run.model, run.data]) else run
+        with_settings(run, {key: short[key][value_of(run, key)] for key in keys})
+        if (keys := varying[run.model, run.data])
+        else run
         for run in runs
     ]
+
+
+def shortened_numbers(texts: Iterable[str]) -> dict[str, str]:
+    """Return a text for each of `texts`: a number with four digits, such as a search draws with 17, or with all of
+    them where two would look alike.
+    """
+    short = {text: _four_digits(text) for text in texts}
+    alike = Counter(short.values())
+    return {text: value if alike[value] == 1 else text for text, value in short.items()}
+
+
+def _four_digits(text: str) -> str:
+    return f"{float(text):.4g}" if _LONG_NUMBER.fullmatch(text) else text
+
+
+_LONG_NUMBER = re.compile(r"-?\d*\.\d{7,}(e[-+]?\d+)?")
+"""A number that nobody typed."""
 
 
 _SHOWN = 8

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hpcdl.core.records.run_record import LOST, is_measured
 from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.analyse import Analysis
-from hpcdl.report.analysis.settings import default_of, listed_values
+from hpcdl.report.analysis.settings import default_of, listed_values, shortened_numbers
 from hpcdl.report.document import Cell, Column, Section, Table, percent
 from hpcdl.report.runs.run import Run
 
@@ -62,7 +62,7 @@ def _setup(runs: Sequence[Run]) -> Table:
 def _settings(runs: Sequence[Run]) -> list[Table]:
     """Return the hyper-parameters of the runs, if records hold them."""
     rows = [
-        (key, listed(sorted(values, key=_numeric_order), MOST_VALUES), default_of(key))
+        (key, listed(sorted(shortened_numbers(values).values(), key=_numeric_order), MOST_VALUES), default_of(key))
         for key, values in listed_values(runs).items()
     ]
     if not rows:

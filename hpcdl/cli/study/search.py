@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 SearchFile = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The search; flags override it.")]
 Space = Annotated[Path | None, typer.Option("--space", metavar="FILE", help="File whose [space] is searched instead.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue with the search in --out; nothing counts twice.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Continue the search whose folder is --out; nothing counts twice.")
+]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder of the search. [searches/NAME]")]
 
 

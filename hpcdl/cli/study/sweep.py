@@ -47,7 +47,9 @@ Axis = Annotated[
 Zip = Annotated[
     list[str] | None, typer.Option("--zip", metavar="KEY,KEY", help="Axes that advance together; may be repeated.")
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue with the study in --out; finished runs are kept.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Continue the study whose folder is --out; finished runs are kept.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="List the runs and estimate their time; start none.")]
 Predict = Annotated[
     bool, typer.Option("--predict", help="Say what the study will cost, by earlier runs or by facts; start none.")

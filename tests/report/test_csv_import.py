@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from hpcdl.core.errors import ConfigError, SourceError
-from hpcdl.report.runs.elsewhere import read_csv
+from hpcdl.predict.jobs import has_servers
+from hpcdl.report.runs.elsewhere import WITH_SERVERS, read_csv
 from hpcdl.report.runs.run import Run
+from hpcdl.strategies.table import STRATEGIES
 from tests.conftest import CommandLine
 
 HEADER = "mode,strategy,model,nodes,ranks,batch_per_rank,repeat,images_per_second"
@@ -239,3 +241,20 @@ def test_numbers_in_another_unit_are_told(tmp_path: Path, column: str, values: t
     lines = [f"ring,lenet,{n},{n},32,{value}" for n, value in zip((1, 2, 4), values, strict=True)]
     said = remarks(tmp_path, *lines, header=header)
     assert words in said if words else not said, said
+
+
+def test_servers_that_no_column_counts_are_told(tmp_path: Path) -> None:
+    """Rows of `ps` without workers and servers had 148 % efficiency: the server counted as a worker, silently."""
+    lines = [f"ps,resnet50,{n},{n},64,{50 * (n - 1)}" for n in (2, 3, 5)]
+    assert "ps has servers, and no column says how many of the ranks" in remarks(tmp_path, *lines)
+    assert "servers" not in remarks(tmp_path, *(line.replace("ps", "ring", 1) for line in lines))
+    counts = "strategy,model,nodes,ranks,workers,servers,batch_per_rank,images_per_second"
+    assert "no column" not in remarks(tmp_path, "ps,resnet50,2,2,1,1,64,50", header=counts)
+    assert all(bool(WITH_SERVERS.fullmatch(name)) == has_servers(name) for name in STRATEGIES)
+
+
+def test_epochs_of_different_sizes_are_told(tmp_path: Path) -> None:
+    lines = ("ring,resnet50,1,1,64,50,25600", "ring,resnet50,2,2,64,98,100")
+    header = f"{SHORT},seconds_per_epoch"
+    assert "an epoch would have 9,800 to 1,280,000 samples" in remarks(tmp_path, *lines, header=header)
+    assert not remarks(tmp_path, lines[0], lines[1].replace("100", "13000"), header=header)

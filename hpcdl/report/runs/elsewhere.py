@@ -133,11 +133,15 @@ _SAME_THROUGHPUT = 1.25
 _UNITS_MIXED = 50.0
 _EXACT_DIGITS = 5
 """Digits of a measurement that no two runs share by chance."""
+WITH_SERVERS = re.compile("(grpc-)?ps|easgd|async-.*")
+"""Strategies of which some ranks serve."""
 _EXTENTS = ("seconds_per_epoch", "seconds_total", "rounds_per_step", "round_bytes_per_step")
 _SAME_RATE = 1.2
 """Factor by which throughput and seconds of a step may differ, as a mean and a median of steps do."""
 _TINY = 0.02
 """Share of a step below which computing is in another unit than the step."""
+_SAME_EPOCH = 2.0
+"""Factor by which samples of an epoch may differ, if evaluation or the last, smaller step count."""
 _SUM_TOLERANCE = 1.02
 """Factor by which parts may exceed the step, because of rounding."""
 
@@ -434,13 +438,19 @@ def _remarks(path: Path, header: list[str], rows: list[tuple[int, dict[str, str]
         doubled = sum(count - 1 for count in keys.values())
         if doubled:
             remarks.append(f"{path.name}: {doubled} rows repeat the setting and number of an earlier row; all are used")
+    serverless = sorted({run.strategy for run in runs if WITH_SERVERS.fullmatch(run.strategy) and not run.servers})
+    if serverless and not {"servers", "workers"} & set(header):
+        remarks.append(
+            f"{path.name}: {listed(serverless)} has servers, and no column says how many of the ranks: all count as"
+            " workers, which makes efficiencies wrong if some serve; add columns workers and servers"
+        )
     copies = _copies(row for _, row in rows)
     if copies:
         remarks.append(
             f"{path.name}: {counted(copies, 'row')} with exactly the numbers of an earlier row; all are used. Delete copies of one"
             " measurement, which make intervals too narrow"
         )
-    doubts = (*_similar_names(rows), *_doubtful_units(header, runs))
+    doubts = (*_similar_names(rows), *_doubtful_units(header, runs), *_doubtful_epochs(runs))
     return [*remarks, *(f"{path.name}: {line}" for line in doubts)]
 
 
@@ -484,6 +494,20 @@ def _doubtful_units(header: Sequence[str], runs: Sequence[Run]) -> Iterator[str]
         jump = max(max(pair) / min(pair) for pair in itertools.pairwise(steps))
         if jump > _UNITS_MIXED:
             yield f"steps jump by a factor of {jump:,.0f} for {where}; check that all rows have the same unit"
+
+
+def _doubtful_epochs(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a line for networks whose epochs would have different numbers of samples: times of another unit."""
+    samples: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for run in runs:
+        if run.usable and run.seconds_per_epoch and run.images_per_second:
+            samples[run.model, run.data].append(run.seconds_per_epoch * run.images_per_second)
+    for (model, _), sizes in samples.items():
+        if max(sizes) > _SAME_EPOCH * min(sizes):
+            yield (
+                f"seconds_per_epoch do not fit the throughputs of {model}: an epoch would have {min(sizes):,.0f} to"
+                f" {max(sizes):,.0f} samples; check their unit, or name other data in a column data"
+            )
 
 
 def _sizes(runs: Sequence[Run]) -> Iterator[dict[int, list[Run]]]:

@@ -312,6 +312,11 @@ def _of_model(
     monitors = tuple(_observed(job, _without_outliers(members, remarks)) for job, members in groups.items())
     largest = max(monitors, key=lambda seen: (seen.job.nodes, seen.job.workers)).job
     mode, batch = _fixed(runs)
+    if mode == "weak" and any(run.mode == "strong" for run in runs):
+        remarks.append(
+            f"runs of strong scaling are used, but not continued: sizes are predicted for {batch} samples per worker,"
+            " unless --batch-size says otherwise; give the runs of one global batch alone to continue them"
+        )
     samples = [run.seconds_per_epoch * (run.images_per_second or 0) for run in runs if positive(run.seconds_per_epoch)
                and run.seconds_per_epoch]  # fmt: skip
     templates: dict[str, StepJob] = {}

@@ -186,6 +186,20 @@ def test_what_the_runs_do_not_bound_is_not_printed(ask_hpcdl: CommandLine, tmp_p
     assert not list((out / "figures").glob("prediction*"))
 
 
+def test_strong_runs_beside_weak_ones_are_not_passed_over_in_silence(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    weak = [f"weak,ring,resnet50,{n},{n},64,{50 * n}" for n in (1, 2, 4)]
+    strong = [f"strong,ring,resnet50,{n},{n},{256 // n},{60 * n / (1 + n / 20)}" for n in (1, 2, 8, 16)]
+    told = []
+    for rows in ([*weak, *strong], weak, strong):
+        table = tmp_path / "mixed.csv"
+        table.write_text("\n".join(["mode,strategy,model,nodes,ranks,batch_per_rank,images_per_second", *rows]))
+        words = " ".join(
+            ask_hpcdl(["predict", "--import", "csv", table, "--strategy", "ring", "--nodes", "32"]).out.split()
+        )
+        told.append("runs of strong scaling are used, but not continued: sizes are predicted for 64 samples" in words)
+    assert told == [True, False, False]
+
+
 def test_runs_that_no_model_fits_are_named(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     """Runs whose steps get faster with workers were predicted as even, without a word on the misfit."""
     told = {}

@@ -116,6 +116,8 @@ def test_values_of_a_setting_are_compared_with_all_else_equal() -> None:
     contests = build_contests(runs, "compress")
     assert len(contests) == 2, "one for each learning rate"
     assert {item.name for contest in contests for item in contest.contenders} == {"compress none", "compress fp16"}
+    with pytest.raises(UsageError, match="every report compares strategies; leave --compare out"):
+        check_comparable("strategy", [make_run(1, 100.0), make_run(1, 90.0, strategy="tree")])
     with pytest.raises(UsageError, match="all runs that were measured have the same"):
         check_comparable("period", runs)
     with pytest.raises(UnknownNameError, match="did you mean 'machine'"):

@@ -76,6 +76,8 @@ def check_comparable(key: str, runs: Sequence[Run]) -> None:
     elif key in MATTERING:
         values = {run.settings.get(key, "") for run in runs}
     else:
+        if key in ("strategy", STRATEGIES):
+            raise UsageError(f"--compare {key}: every report compares strategies; leave --compare out")
         raise UnknownNameError("--compare", key, [*(name for name in _FREE if name != STRATEGIES), *MATTERING])
     if len(values) < 2:
         raise UsageError(f"--compare {key}: all runs that were measured have the same; name runs that differ in it")

@@ -312,11 +312,7 @@ def _of_model(
     monitors = tuple(_observed(job, _without_outliers(members, remarks)) for job, members in groups.items())
     largest = max(monitors, key=lambda seen: (seen.job.nodes, seen.job.workers)).job
     mode, batch = _fixed(runs)
-    if mode == "weak" and any(run.mode == "strong" for run in runs):
-        remarks.append(
-            f"runs of strong scaling are used, but not continued: sizes are predicted for {batch} samples per worker,"
-            " unless --batch-size says otherwise; give the runs of one global batch alone to continue them"
-        )
+    remarks += _not_continued(mode, batch, runs)
     samples = [run.seconds_per_epoch * (run.images_per_second or 0) for run in runs if positive(run.seconds_per_epoch)
                and run.seconds_per_epoch]  # fmt: skip
     templates: dict[str, StepJob] = {}
@@ -497,6 +493,16 @@ def _fixed(runs: Sequence[Run]) -> tuple[str, int]:
     if len(in_all) == 1 and len(per_worker) > 1:
         return "strong", in_all.most_common(1)[0][0]
     return "weak", per_worker.most_common(1)[0][0]
+
+
+def _not_continued(mode: str, batch: int, runs: Sequence[Run]) -> list[str]:
+    """Return a remark if runs of strong scaling are beside weak ones, whose sizes are predicted."""
+    if mode != "weak" or not any(run.mode == "strong" for run in runs):
+        return []
+    return [
+        f"runs of strong scaling are used, but not continued: sizes are predicted for {batch} samples per worker,"
+        " unless --batch-size says otherwise; give the runs of one global batch alone to continue them"
+    ]
 
 
 def _stated(runs: Sequence[Run], monitors: Sequence[MeasuredStep]) -> dict[str, tuple[float, float]]:

@@ -140,8 +140,8 @@ _SAME_RATE = 1.2
 """Factor by which throughput and seconds of a step may differ, as a mean and a median of steps do."""
 _TINY = 0.02
 """Share of a step below which computing is in another unit than the step."""
-_SAME_EPOCH = 2.0
-"""Factor by which samples of an epoch may differ, if evaluation or the last, smaller step count."""
+_SAME_EPOCH = 10.0
+"""Factor by which samples of an epoch may differ; a mistaken unit makes it 60 or 1,000."""
 _SUM_TOLERANCE = 1.02
 """Factor by which parts may exceed the step, because of rounding."""
 

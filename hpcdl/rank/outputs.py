@@ -209,13 +209,13 @@ def load_run(run_dir: Path, given: str | None = None) -> tuple[keras.Model, list
     path = run_dir / MODEL_FILE
     if path.is_file():
         try:
-            return load_saved(path, LAYERS), []
+            return load_saved(path, LAYERS), _changed(run_dir, model=False)
         except OwnCode as error:
-            return _with_own_code(run_dir, path, given, error), []
+            return _with_own_code(run_dir, path, given, error), _changed(run_dir, model=True)
         except ValueError as error:
             raise CorruptError(f"{path} cannot be loaded: {error}") from error
     resolved, _ = rundir.read(run_dir)
-    warnings: list[str] = []
+    warnings = _changed(run_dir, model=True)
     step = checkpoints.newest_valid(run_dir, warnings)
     if step is None:
         raise rundir.without_model(run_dir)
@@ -223,6 +223,13 @@ def load_run(run_dir: Path, given: str | None = None) -> tuple[keras.Model, list
     shared, _ = checkpoints.read_shared(run_dir, step)
     state.assign(model.weights, shared, "weights")
     return model, [*warnings, f"{_lack(run_dir)}: this is its checkpoint after step {step}"]
+
+
+def _changed(run_dir: Path, *, model: bool) -> list[str]:
+    """Return a warning for each file with preprocessing, or the `model`, that has changed since the run began."""
+    with contextlib.suppress(HpcdlError):  # a damaged run.toml: a whole model needs none
+        return rundir.changed_code(run_dir, rundir.read(run_dir)[0].config, model=model)
+    return []
 
 
 def _with_own_code(run_dir: Path, path: Path, given: str | None, refused: OwnCode) -> keras.Model:
@@ -308,7 +315,7 @@ def evaluate_run(run_dir: Path, data: str, split_name: str | None) -> tuple[Eval
     if numbers is not None:
         batches = ((inputs, tf.gather(numbers, labels)) for inputs, labels in batches)
     try:
-        return evaluate(batches, alone()), name, [*remarks, *model_warnings]
+        return evaluate(batches, alone()), name, [*remarks, *(f"warning: {text}" for text in model_warnings)]
     except (ValueError, tf.errors.InvalidArgumentError) as error:
         raise UsageError(f"the model of {run_dir} does not take {data}: {cause(error)}") from error
 
@@ -320,7 +327,7 @@ def export_run(run_dir: Path, form: str, target: Path) -> tuple[Path, list[str]]
     if form == "keras" and _has_own_code(run_dir / MODEL_FILE):
         source = rundir.read(run_dir)[0].config.model.model.rpartition(":")[0]
         model_warnings.append(
-            f"warning: the file names code of your own; import {source} before you load it, and give custom_objects= "
+            f"the file names code of your own; import {source} before you load it, and give custom_objects= "
             "for classes that are not registered"
         )
     writers: dict[str, Any] = {"keras": _write_keras, "savedmodel": _write_savedmodel}
@@ -328,7 +335,7 @@ def export_run(run_dir: Path, form: str, target: Path) -> tuple[Path, list[str]]
     try:
         with writing(target):
             _check_unused(target)  # again: another export may have ended meanwhile
-            return writers[form](model, target), model_warnings
+            return writers[form](model, target), [f"warning: {text}" for text in model_warnings]
     except BaseException:  # half a model would block the next try
         for folder in new_folders:
             folder.remove(if_empty=folder.path != target)

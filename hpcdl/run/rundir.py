@@ -326,19 +326,20 @@ def facts_of(config: TrainConfig, data_checksum: str, run_dir: Path) -> dict[str
     return {CHECKSUM: data_checksum, CODE: _code(config) if code is None else code}
 
 
-def changed_code(run_dir: Path, config: TrainConfig) -> list[str]:
-    """Return a warning for each file with the user's model or preprocessing that has changed since the run began."""
+def changed_code(run_dir: Path, config: TrainConfig, *, model: bool = True) -> list[str]:
+    """Return a warning for each file with preprocessing, or the `model`, that has changed since the run began."""
     begun = read(run_dir)[1].get(CODE)
     return [
-        f"{path} has changed since this run began: earlier steps used another model or preprocessing"
-        for path, digest in _code(config).items()
+        f"{path} has changed since this run began: its model or preprocessing may be another one now"
+        for path, digest in _code(config, model=model).items()
         if isinstance(begun, dict) and begun.get(path, digest) != digest
     ]
 
 
-def _code(config: TrainConfig) -> dict[str, str]:
+def _code(config: TrainConfig, *, model: bool = True) -> dict[str, str]:
     """Return the SHA-256 of the files of Python that the settings name, by their path as it was given."""
-    named = {spec.rpartition(":")[0] for spec in (config.model.model, config.data.preprocess or "")}
+    specs = [config.data.preprocess or "", *([config.model.model] if model else [])]
+    named = {spec.rpartition(":")[0] for spec in specs}
     files = {path: Path(path).expanduser() for path in sorted(named) if path.endswith(".py")}
     return {path: hashlib.sha256(read_bytes(file)).hexdigest() for path, file in files.items() if file.is_file()}
 

@@ -109,12 +109,13 @@ def test_what_the_file_lacks_is_said(session_hpcdl: CommandLine, trained: Path, 
     alone = session_hpcdl(["infer", "run-unknown/model.keras", *DATA, "--scale", "0..1", "--out", "x"], cwd=trained)
     assert alone.code == 2 and "give the directory of the run that trained it" in alone.err
     for old, new, words in (
+        ("values * 2", "values * 3", "warning: nets.py has changed since this run began"),
         ("Dense(10)])", "Dense(10, use_bias=False)])", "do not fit the model that nets.py:unknown makes now"),
         ("28, 28, 1", "28, 28, 3", "takes samples of (28, 28, 3)"),
     ):
         (tmp_path / "nets.py").write_text(MODELS.replace(old, new))
         changed = session_hpcdl(["evaluate", trained / "run-unknown", *DATA], cwd=tmp_path)
-        assert changed.code != 0 and words in changed.err, changed.err
+        assert bool(changed.code) != words.startswith("warning") and words in changed.err, changed.err
 
 
 def test_an_error_in_a_layer_names_its_cause(session_hpcdl: CommandLine, trained: Path) -> None:

@@ -13,16 +13,8 @@ from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.hdf5_source import ArrayFile
-from hpcdl.data.sources.base.arrays import (
-    TARGET_NAMES,
-    ArrayGroup,
-    FieldSource,
-    FoundArray,
-    PlacedArray,
-    names_remark,
-    one_enumeration,
-    shape_text,
-)
+from hpcdl.data.sources.base.arrays import FieldSource, names_remark, one_enumeration
+from hpcdl.data.sources.base.chosen import TARGET_NAMES
 from hpcdl.data.sources.base.flat import (
     LAST,
     ArrayFiles,
@@ -39,6 +31,7 @@ from hpcdl.data.sources.base.flat import (
     turned_remark,
 )
 from hpcdl.data.sources.base.glance import files_of, remedy_for
+from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray, shape_text
 from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec, UnreadableSample
 from hpcdl.data.sources.base.splits import by_names, some, typed
 

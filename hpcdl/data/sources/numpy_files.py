@@ -23,15 +23,8 @@ from hpcdl.core.errors import SourceError
 from hpcdl.core.storage.files import open_regular
 from hpcdl.core.units import format_bytes
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.base.arrays import (
-    ArrayGroup,
-    FieldSource,
-    FoundArray,
-    PlacedArray,
-    path_split,
-    shape_text,
-    without_split,
-)
+from hpcdl.data.sources.base.arrays import FieldSource
+from hpcdl.data.sources.base.chosen import path_split, without_split
 from hpcdl.data.sources.base.flat import (
     LAST,
     ArrayFiles,
@@ -47,6 +40,7 @@ from hpcdl.data.sources.base.flat import (
     turned_remark,
 )
 from hpcdl.data.sources.base.glance import files_of
+from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray, shape_text
 from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import IGNORE, by_names, is_clutter, left_out, some
 

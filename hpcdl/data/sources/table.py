@@ -15,7 +15,7 @@ import numpy as np
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.base.arrays import TARGET_NAMES, PlacedArray
+from hpcdl.data.sources.base.chosen import TARGET_NAMES
 from hpcdl.data.sources.base.columns import ColumnSource, TableColumn
 from hpcdl.data.sources.base.flat import (
     files_by_split,
@@ -26,6 +26,7 @@ from hpcdl.data.sources.base.flat import (
 )
 from hpcdl.data.sources.base.gathered import GatheredArray
 from hpcdl.data.sources.base.glance import files_of
+from hpcdl.data.sources.base.placed import PlacedArray
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import SPLIT_WORDS, leaves_out_split, left_out, typed
 from hpcdl.data.sources.csv_list import delimiter, is_list_of_files, text_lines

@@ -28,10 +28,12 @@ from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular
 from hpcdl.core.units import format_bytes
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray, field_name
+from hpcdl.data.sources.base.arrays import FieldSource
+from hpcdl.data.sources.base.chosen import field_name
 from hpcdl.data.sources.base.flat import MOST_CLASSES, FlatFiles, class_numbers, remarks_on_folders, stamp_of
 from hpcdl.data.sources.base.gathered import GatheredArray
 from hpcdl.data.sources.base.glance import is_image_head
+from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray
 from hpcdl.data.sources.base.source import (
     MOST_SAMPLE_BYTES,
     ROW,

@@ -21,7 +21,8 @@ import numpy as np
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.base.arrays import TARGET_NAMES, ArrayGroup, FieldSource, FoundArray, PlacedArray, field_name
+from hpcdl.data.sources.base.arrays import FieldSource
+from hpcdl.data.sources.base.chosen import TARGET_NAMES, field_name
 from hpcdl.data.sources.base.flat import (
     EncodedFiles,
     FlatFiles,
@@ -32,6 +33,7 @@ from hpcdl.data.sources.base.flat import (
     stamp_of,
 )
 from hpcdl.data.sources.base.gathered import GatheredArray
+from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import is_clutter, member_splits, some
 

@@ -26,7 +26,6 @@ from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.hdf5 import filters
 from hpcdl.data.format.manifest import FILE_NAME, Field, may_be_resident, picture_with_class, read_manifest
 from hpcdl.data.format.order import mixed, permuted
-from hpcdl.data.sources.base.arrays import mark_of_missing
 from hpcdl.data.sources.base.flat import names_group, question_of_words
 from hpcdl.data.sources.base.glance import HEAD_BYTES, check_is_image
 from hpcdl.data.sources.base.images import ImageKinds, decode
@@ -48,6 +47,7 @@ from hpcdl.data.sources.base.source import (
     recognise,
 )
 from hpcdl.data.sources.base.splits import leaves_out_split, left_out, some
+from hpcdl.data.sources.base.values import mark_of_missing
 from hpcdl.data.sources.reader.source import user_reader
 from hpcdl.data.write.journal import source_state
 from hpcdl.data.write.lustre import file_system_of

@@ -1,15 +1,13 @@
-"""Samples that are rows of arrays, of any number, type and shape: choose inputs and targets, and check them.
+"""Samples that are rows of arrays, of any number, type and shape: list, check and read them.
 
-A format only finds its arrays (`ArrayGroup`); everything else is common to all formats and is in this module.
+A format only finds its arrays (`ArrayGroup` in placed.py). All else is common to all formats: which arrays are inputs
+and targets (chosen.py), what their values are (values.py), and the rest here.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,8 @@ import numpy.typing as npt
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.units import counted
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.format.manifest import DTYPES, RESERVED, Field, is_name, is_picture
+from hpcdl.data.format.manifest import DTYPES, Field
+from hpcdl.data.sources.base.chosen import choose, divided
 from hpcdl.data.sources.base.flat import (
     LAST,
     MOST_ARRAY_BYTES,
@@ -28,7 +27,6 @@ from hpcdl.data.sources.base.flat import (
     FlatFiles,
     add_numbered,
     class_numbers,
-    is_id,
     numbered,
     plausible,
     question_of_quantities,
@@ -37,126 +35,20 @@ from hpcdl.data.sources.base.flat import (
     stamp_of,
     words_among_numbers,
 )
+from hpcdl.data.sources.base.placed import STRINGS, ArrayGroup, PlacedArray, shape_text
 from hpcdl.data.sources.base.source import Array, ArrayPlace, Content, Index, IndexWriter, SourceFacts, SourceSpec
-from hpcdl.data.sources.base.splits import AUTO, IGNORE, leaves_out_split, left_out, some, split_in, typed
-
-INPUT_NAMES = ("x", "images", "image", "data", "inputs", "input", "features", "samples", "text")
-TARGET_NAMES = ("y", "labels", "label", "targets", "target", "classes", "class", "masks", "mask")
-"""Usual names of arrays, the most usual first."""
-_ROWS_BYTES = 16 << 20
-_STRINGS = 1 << 14
-EXACT = 1 << 24
-"""float32 represents every integer up to this one."""
-_MARKS = (-999, -9999, -99999, -999999, -32768, -(2**31), 1e20, 1e30, 1e36, 9.969209968386869e36, -1e20, -1e30, -1e34,
-          -3.4028234663852886e38, 3.4028234663852886e38, -1.7976931348623157e308)  # fmt: skip
-"""Numbers that files have for missing ones: of netCDF, CMIP, GDAL, and tables."""
-_LOOKED_AT = 64
-"""Most pieces of an array that are searched for such numbers."""
-_ABSENT = np.iinfo(np.int64).min
-"""Marks a missing label."""
-_FEW_NUMBERED = 3
-"""This many arrays whose paths differ only in numbers may be one array per sample."""
-_FEWEST_STEPS = 1000
-"""float32 is too coarse for numbers if it changes them by more than their range divided by this."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlacedArray:
-    """An array in a file: the offset of its values, and their shape and type.
-
-    With `offsets` (N + 1) sample i is the rows `offsets[i]` to `offsets[i + 1]` - 1; `text` says they are UTF-8.
-    `called` are names of numbers: those of an enumeration, or the spelling of codes. `remarks` tell the user how the
-    values were processed.
-    """
-
-    path: Path
-    offset: int = 0
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    offsets: Path | None = None
-    text: bool = False
-    called: Mapping[int, str] = field(default_factory=dict)
-    filled: bool = False
-    """Whether the type is float only because some of its integers are missing."""
-    remarks: str = ""
-    unreadable: Mapping[int, str] = field(default_factory=dict)
-    """The names of samples, by number, that --on-error skip leaves out: their values are zeros."""
-    stored: bool = True
-    """Whether the file holds the values; otherwise the source reads them again."""
-
-    @property
-    def num_samples(self) -> int:
-        """The number of samples in the array."""
-        return len(self.starts) - 1 if self.offsets else self.shape[0] if self.shape else 1
-
-    @property
-    def starts(self) -> npt.NDArray[np.int64]:
-        """The offsets, if samples differ in length."""
-        assert self.offsets is not None
-        return np.fromfile(self.offsets, np.int64)
-
-    def values(self) -> Array:
-        """Return the whole array, memory-mapped."""
-        if not int(np.prod(self.shape)):
-            return np.empty(self.shape, self.dtype)
-        return np.memmap(self.path, self.dtype, "r", self.offset, self.shape)
-
-    def chunks(self) -> Iterator[Array]:
-        """Yield the array in pieces of rows: read, not mapped, because mapped pages count as memory in use."""
-        if not self.shape:
-            yield self.values()
-        if not self.shape or not int(np.prod(self.shape)):
-            return
-        per_row = int(np.prod(self.shape[1:]))
-        rows = max(1, _ROWS_BYTES // (per_row * self.dtype.itemsize))
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            for first in range(0, self.shape[0], rows):
-                count = min(rows, self.shape[0] - first)
-                values = np.fromfile(file, self.dtype, count * per_row)
-                if len(values) != count * per_row:
-                    raise SourceError(f"{self.path} is cut short: {self.shape[0]} rows were announced")
-                yield values.reshape(count, *self.shape[1:])
-
-    def string_chunks(self) -> Iterator[Array]:
-        """Yield the samples of text in pieces."""
-        starts = self.starts
-        with self.path.open("rb") as file:
-            for first in range(0, len(starts) - 1, _STRINGS):
-                bounds = starts[first : first + _STRINGS + 1]
-                file.seek(self.offset + int(bounds[0]))
-                content = file.read(int(bounds[-1] - bounds[0]))
-                ends = (bounds - bounds[0]).tolist()
-                yield np.array([content[i:j].decode() for i, j in itertools.pairwise(ends)], object)
-
-
-@dataclass(frozen=True)
-class FoundArray:
-    """An array that may become a field: its description for messages, and a function that locates it on demand."""
-
-    shown: str
-    place: Callable[[], PlacedArray]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ArrayGroup:
-    """Arrays by path that belong together, sample by sample."""
-
-    split: str
-    arrays: Mapping[str, FoundArray]
-
-
-def shape_text(shape: Sequence[int], dtype: object) -> str:
-    """Describe shape and type of an array for messages."""
-    return f"{'x'.join(map(str, shape)) or 'one'} {dtype}"
-
-
-@dataclass(kw_only=True)
-class _Chosen:
-    """The chosen arrays: path by field name, inputs first."""
-
-    inputs: dict[str, str] = field(default_factory=dict)
-    targets: dict[str, str] = field(default_factory=dict)
+from hpcdl.data.sources.base.splits import leaves_out_split, some
+from hpcdl.data.sources.base.values import (
+    ABSENT,
+    are_whole,
+    as_fed,
+    different,
+    is_one_hot,
+    labels_in,
+    marks_of_missing,
+    numbers_in,
+    values_in,
+)
 
 
 class FieldSource:
@@ -345,7 +237,7 @@ class FieldSource:
 
     def as_fed(self, item: Field, arrays: Sequence[PlacedArray]) -> str:
         """Describe how training changes a field's numbers; empty if it does not."""
-        return _as_fed(item, arrays)
+        return as_fed(item, arrays)
 
     def _starts_of(self, name: str) -> npt.NDArray[np.int64]:
         if name not in self._starts:
@@ -470,16 +362,16 @@ class FieldSource:
                 return self._from_one_hot(name, arrays)
             remarks.append(f"{name}: a 1 among zeros in each row (one-hot): --target-kind class makes it class numbers")
         vector = not single and len(first.shape) == 2 and first.dtype.kind == "f" and not first.offsets
-        if vector and flag_value == "class" and len(self.masks) == 1 and not all(map(_whole, _values(arrays))):
+        if vector and flag_value == "class" and len(self.masks) == 1 and not all(map(are_whole, values_in(arrays))):
             raise SourceError(f"{where}: {self._no_class(arrays)}")
         if not single or (flag_value == "regression" and not first.text):
             return None
         floats = not first.text and first.dtype.kind == "f"
-        if floats and not all(map(_whole, _values(arrays, finite=self._spec.nan == "skip"))):
+        if floats and not all(map(are_whole, values_in(arrays, finite=self._spec.nan == "skip"))):
             if flag_value == "class":
                 raise SourceError(f"{where}: {self._no_class(arrays)}")
             return None
-        labels, over = _different(arrays)
+        labels, over = different(arrays)
         if not len(labels):
             raise SourceError(f"{where}: no sample has a value; there is nothing to shard")
         if first.text:
@@ -513,7 +405,7 @@ class FieldSource:
         made = Field(name=name, role="target", dtype="int64", kind="class", class_names=names)
         sorted_labels = labels if lines else np.arange(len(names))
         return made, [
-            self.written(_numbers_in(sorted_labels, chunk, floats=floats) for chunk in _flat([array]))
+            self.written(numbers_in(sorted_labels, chunk, floats=floats) for chunk in labels_in([array]))
             for array in arrays
         ]
 
@@ -539,7 +431,7 @@ class FieldSource:
 
     def _no_class(self, arrays: Sequence[PlacedArray]) -> str:
         """Return why the values of a target are not classes, and which flag helps."""
-        if all(map(_whole, _values(arrays, finite=True))):
+        if all(map(are_whole, values_in(arrays, finite=True))):
             return "missing values (NaN or infinity) name no class; --nan skip leaves such samples out"
         return "values that are not whole name no classes; give --target-kind regression"
 
@@ -552,7 +444,7 @@ class FieldSource:
             if self._spec.nan == "keep":
                 break
             if item.kind == "class":
-                bad |= np.concatenate([chunk == _ABSENT for chunk in array.chunks()])
+                bad |= np.concatenate([chunk == ABSENT for chunk in array.chunks()])
             if array.dtype.kind != "f":
                 continue
             lines = self.not_finite(item, array)
@@ -609,174 +501,9 @@ def names_remark(name: str, names: Sequence[str]) -> str:
     return f"{name}: classes are called as in the source: {some(names)}"
 
 
-def _numbers_in(known: Array, values: Array, *, floats: bool) -> Array:
-    """Return the index of each value in `known`, which is sorted; for labels that were floats `_ABSENT` stays."""
-    numbers = np.searchsorted(known, values).astype(np.int64)
-    if floats:
-        numbers[values == _ABSENT] = _ABSENT
-    return numbers
-
-
-def _whole(values: Array) -> bool:
-    return bool((np.isfinite(values) & (np.trunc(values) == values) & (np.abs(values) < 2**53)).all())
-
-
-def is_one_hot(arrays: Sequence[PlacedArray]) -> bool:
-    """Return whether each row of arrays (N, K) is one 1 among zeros, K at least 2."""
-    if any(array.text or array.offsets or len(array.shape) != 2 or array.shape[1] < 2 for array in arrays):
-        return False
-    if not all(array.stored for array in arrays):
-        return False
-    chunks = (chunk for array in arrays for chunk in array.chunks())
-    return all(bool((((chunk == 0) | (chunk == 1)).all(1) & (chunk.sum(1) == 1)).all()) for chunk in chunks)
-
-
-def marks_of_missing(item: Field, arrays: Sequence[PlacedArray]) -> str:
-    """Describe a number that often stands for a missing one, far from all others at its place; empty if none does.
-
-    Looks at the first GiB of each array. The pixels of a picture or a volume count as one place.
-    """
-    if item.kind != "numbers" or not all(array.stored for array in arrays):
-        return ""
-
-    def rows() -> Iterator[Array]:
-        for chunk in (chunk for array in arrays for chunk in itertools.islice(array.chunks(), _LOOKED_AT)):
-            yield chunk.reshape(-1, 1) if len(item.shape) > 1 else chunk.reshape(len(chunk), -1)
-
-    return mark_of_missing(item.name, np.dtype(item.dtype), rows)
-
-
-def mark_of_missing(name: str, dtype: np.dtype[Any], rows: Callable[[], Iterable[Array]]) -> str:
-    """Describe such a number among `rows`, which returns pieces of shape (N, places) again at each call."""
-    if dtype.kind not in "if" or dtype.itemsize < 2:
-        return ""
-    limits = np.iinfo(dtype) if dtype.kind == "i" else np.finfo(dtype)
-    fitting = [mark for mark in _MARKS if float(limits.min) <= mark <= float(limits.max)]
-    marks = np.array(fitting, np.float64).astype(dtype)
-    bounds = [(np.fmin.reduce(values), np.fmax.reduce(values)) for values in rows() if len(values)]
-    if not bounds:
-        return ""
-    low, high = np.fmin.reduce([own for own, _ in bounds]), np.fmax.reduce([own for _, own in bounds])
-    mark = np.where(np.isin(low, marks), low, high)
-    places = np.flatnonzero(np.isin(mark, marks))
-    if not len(places):
-        return ""
-    count, least, most = np.zeros(len(places), np.int64), np.full(len(places), np.inf), np.full(len(places), -np.inf)
-    for values in (values[:, places].astype(np.float64) for values in rows() if len(values)):
-        is_mark = values == mark[places]
-        count += is_mark.sum(0)
-        least = np.fmin(least, np.fmin.reduce(np.where(is_mark, np.inf, values)))
-        most = np.fmax(most, np.fmax.reduce(np.where(is_mark, -np.inf, values)))
-    with np.errstate(over="ignore", invalid="ignore"):
-        gap = np.minimum(np.abs(mark[places] - least), np.abs(mark[places] - most))
-        odd = np.flatnonzero((least <= most) & (gap > most - least))
-    if not len(odd):
-        return ""
-    at = int(odd[0])
-    where = f" at index {places[at]}" if len(low) > 1 else ""
-    return (
-        f"{name}: {counted(int(count[at]), 'value')} of {mark[places[at]]:g}{where}, all others {least[at]:g} to "
-        f"{most[at]:g}: a mark of missing values? It stays a number; if so, write NaN in the source and give --nan skip"
-    )
-
-
-def _as_fed(item: Field, arrays: Sequence[PlacedArray]) -> str:
-    """Describe how training changes a field's numbers; empty if it does not."""
-    if item.kind != "numbers":
-        return ""
-    if item.dtype == "float64":
-        coarse = rounded_away(chunk for array in arrays for chunk in array.chunks())
-        scaled = " unless --normalise scales them first" if item.role == "input" else ""
-        return f"{item.name}: {coarse} in training{scaled}" if coarse else ""
-    if item.role != "input":
-        return ""
-    if item.dtype == "uint8":
-        what = "scaled to 0..1, as pictures are" if is_picture(item.shape) else "fed as they are"
-        return f"{item.name}: bytes, {what} in training; train --scale chooses"
-    if item.dtype in ("int32", "int64", "uint32", "uint64"):
-        most = max(largest(chunk) for array in arrays for chunk in array.chunks())
-        if most > EXACT:
-            return f"{item.name}: whole numbers up to {most}, and training rounds those over {EXACT} to float32"
-        if most > 1 and is_picture(item.shape):
-            return f"{item.name}: {item.dtype} up to {most}, fed as they are; pixels saved as uint8 are scaled to 0..1"
-    return ""
-
-
-def largest(values: Array) -> int:
-    """Return the greatest absolute value of integers; 0 for other types."""
-    if values.dtype.kind not in "iu":
-        return 0
-    return max(abs(int(values.max(initial=0))), abs(int(values.min(initial=0))))
-
-
-def rounded_away(chunks: Iterable[Array]) -> str:
-    """Describe values at one position of float64 samples for which float32 is too coarse; empty if there are none.
-
-    These are numbers that rounding moves by more than a thousandth of their range, such as dates with hours
-    (2459000.25).
-    """
-    low = high = error = np.empty(0)
-    for chunk in chunks:
-        values = chunk.reshape(len(chunk), -1)
-        with np.errstate(over="ignore", invalid="ignore"):
-            moved = np.abs(values - values.astype(np.float32))
-        chunk_bounds = np.fmin.reduce(values), np.fmax.reduce(values), np.fmax.reduce(moved)
-        if not len(low):
-            low, high, error = chunk_bounds
-        low, high, error = (
-            np.fmin(low, chunk_bounds[0]),
-            np.fmax(high, chunk_bounds[1]),
-            np.fmax(error, chunk_bounds[2]),
-        )
-    with np.errstate(over="ignore", invalid="ignore"):
-        coarse = np.flatnonzero((error * _FEWEST_STEPS > high - low) & ((high > low) | np.isinf(error)))
-    if not len(coarse):
-        return ""
-    at = int(coarse[0])
-    return f"numbers from {low[at]:.12g} to {high[at]:.12g}, which float32 rounds by up to {error[at]:.3g}"
-
-
-def _values(arrays: Sequence[PlacedArray], *, finite: bool = False) -> Iterator[Array]:
-    """Yield the values of arrays with one value per sample, in pieces; `finite` omits NaN and infinity."""
-    for array in arrays:
-        for chunk in array.chunks():
-            flat = chunk.reshape(-1)
-            yield flat[np.isfinite(flat)] if finite else flat
-
-
-def _flat(arrays: Sequence[PlacedArray]) -> Iterator[Array]:
-    """Yield the labels of arrays with one value per sample, in pieces: integers as int64, text as strings.
-
-    `_ABSENT` replaces NaN and infinity.
-    """
-    for array in arrays:
-        if array.text:
-            yield from array.string_chunks()
-            continue
-        for values in _values([array]):
-            if values.dtype.kind == "f":
-                finite = np.isfinite(values)
-                yield np.where(finite, np.where(finite, values, 0).astype(np.int64), _ABSENT)
-            else:
-                yield values
-
-
-def _different(arrays: Sequence[PlacedArray]) -> tuple[Array, str]:
-    """Return the different values, sorted, and "" or, if the search stopped at the limit on classes, "over "."""
-    labels: Array = np.empty(0, object if arrays[0].text else np.int64)
-    for chunk in _flat(arrays):
-        new = np.unique(chunk)
-        if arrays[0].dtype.kind == "f":
-            new = new[new != _ABSENT]
-        labels = np.union1d(labels, new) if len(labels) else new
-        if len(labels) > MOST_CLASSES:
-            return labels, "over "
-    return labels, ""
-
-
 def _zeros(count: int) -> Iterator[Array]:
-    for first in range(0, count, _STRINGS):
-        yield np.zeros(min(_STRINGS, count - first), np.int64)
+    for first in range(0, count, STRINGS):
+        yield np.zeros(min(STRINGS, count - first), np.int64)
 
 
 def _list(index: IndexWriter, split: str, number: int, classes: Iterable[Array], rows: Array | None) -> None:
@@ -820,140 +547,6 @@ def _remedy(dtype: np.dtype[Any]) -> str:
         "O": "Python objects are not taken: save plain numbers or strings",
     }
     return remedies.get(dtype.kind, f"fields are text or one of {', '.join(DTYPES)}")
-
-
-def divided(
-    parts: Sequence[ArrayGroup], spec: SourceSpec, flag_values: Sequence[str], remarks: list[str]
-) -> list[ArrayGroup]:
-    """Divide `parts` by the splits in the paths of their arrays: x_train beside x_test, groups train and test.
-
-    Parts stay whole if the user names arrays by full paths. Raises SourceError if a split has two arrays of one name,
-    or lacks an input or a target.
-    """
-    if len(parts) != 1 or parts[0].split != UNSPLIT or spec.split_names == IGNORE:
-        return list(parts)
-    arrays = {path: own for path, own in parts[0].arrays.items() if not left_out(path, spec.leave_out)}
-    whole = [ArrayGroup(split=UNSPLIT, arrays=arrays)]
-    splits = {path: split for path in arrays if (split := path_split(path))}
-    asked = [(flag_value.rpartition("=")[0] or flag_value).strip("/") for flag_value in flag_values]
-    if len(set(splits.values())) < 2 or (asked and all(path in arrays for path in asked)):
-        return whole
-    made: dict[str, dict[str, FoundArray]] = {}
-    for path, split in splits.items():
-        own, name = made.setdefault(split, {}), without_split(path)
-        if name in own:
-            twins = [other for other in splits if splits[other] == split and without_split(other) == name]
-            raise SourceError(
-                f"{spec.location}: {some(twins)} are both the {name} of {split}; give --leave-out {typed(path)}, or "
-                "another"
-            )
-        own[name] = arrays[path]
-    unsplit = [path for path in arrays if path not in splits]
-    if any(len(own) < 2 for own in made.values()) and unsplit and spec.split_names == AUTO:
-        raise SourceError(
-            f"{spec.location}: {some(splits)} are called by splits, {some(unsplit)} are not: give --input PATH=NAME "
-            "and --target PATH=NAME by whole paths to take these undivided, or --split-names keep for the others alone"
-        )
-    remarks += [f"arrays of no split, not used: {some(unsplit)}"] if unsplit else []
-    return [ArrayGroup(split=split, arrays=made[split]) for split in ("train", "val", "test") if split in made]
-
-
-def path_split(path: str) -> str | None:
-    """Return the split in the parts of an array's path; the last parts take precedence."""
-    return next((split for part in reversed(path.split("/")) if (split := split_in(part))), None)
-
-
-def without_split(path: str) -> str:
-    """Return a path without the word that names the split."""
-    parts = [_part_without_split(part) for part in path.split("/")]
-    return "/".join(part for part in parts if part) or path
-
-
-def _part_without_split(part: str) -> str:
-    if split_in(part) is None:
-        return part
-    kept = [piece for piece in re.split(r"([_.-]+)", part) if not split_in(piece)]
-    return re.sub(r"[_.-]+", lambda found: found[0][0], "".join(kept)).strip("_.-")
-
-
-def choose(arrays: Mapping[str, FoundArray], inputs: Sequence[str], targets: Sequence[str], where: str) -> _Chosen:
-    """Choose the arrays of inputs and targets: as requested, else those with the usual names."""
-    choices = ", ".join(f"{shown(path)} ({array.shown})" for path, array in list(arrays.items())[:20])
-    chosen = _Chosen(inputs=_asked(inputs, arrays, where, choices), targets=_asked(targets, arrays, where, choices))
-    if not chosen.targets:
-        chosen_path = _usual(TARGET_NAMES, [path for path in arrays if path not in chosen.inputs.values()])
-        if chosen_path is None:
-            raise SourceError(
-                _of_one_sample_each(arrays, where)
-                or f"{where}: which array is the target? Give --target PATH=NAME, one of {choices}"
-            )
-        chosen.targets = {field_name(chosen_path): chosen_path}
-    if not chosen.inputs:
-        candidates = [path for path in arrays if path not in chosen.targets.values()]
-        chosen_path = _usual(INPUT_NAMES, candidates) or (
-            candidates[0] if len(candidates) == 1 and not is_id(candidates[0]) else None
-        )
-        if chosen_path is None:
-            raise SourceError(f"{where}: which array is the input? Give --input PATH=NAME, of {choices}")
-        chosen.inputs = {field_name(chosen_path): chosen_path}
-    twice = set(chosen.inputs) & set(chosen.targets)
-    if twice:
-        raise SourceError(f"{where}: {sorted(twice)[0]!r} names an input and a target; give another name after the =")
-    return chosen
-
-
-def _of_one_sample_each(arrays: Mapping[str, FoundArray], where: str) -> str:
-    """Describe arrays, or groups of them, that exist once per sample (s0/x, s1/x, ...); empty for others."""
-    alike: dict[str, list[str]] = {}
-    for path in arrays:
-        alike.setdefault(re.sub(r"[0-9]+", "#", path), []).append(path)
-    kind, paths = max(alike.items(), key=lambda item: len(item[1]), default=("", []))
-    if len(paths) < _FEW_NUMBERED or "#" not in kind:
-        return ""
-    return (
-        f"{where} holds {len(paths)} arrays that only a number distinguishes ({some(paths)}): one for each sample? "
-        "Arrays are read that have their samples along one axis: give a reader of your own (--reader FILE.py:NAME), or "
-        "name them with --input PATH=NAME and --target PATH=NAME"
-    )
-
-
-def _asked(flag_values: Sequence[str], arrays: Mapping[str, FoundArray], where: str, known: str) -> dict[str, str]:
-    fields: dict[str, str] = {}
-    for flag_value in flag_values:
-        path, equals, name = flag_value.rpartition("=")
-        path, name = (path, name) if equals else (flag_value, field_name(flag_value))
-        path = path.strip("/").removesuffix(".npy")
-        matches = [candidate for candidate in arrays if candidate == path] or [
-            candidate for candidate in arrays if candidate.rsplit("/", 1)[-1] == path
-        ]
-        if len(matches) != 1:
-            commas = r" (a comma within a name is typed as \,)" if any("," in candidate for candidate in arrays) else ""
-            raise SourceError(f"{where} has no array {shown(path)}; it has {known}{commas}")
-        if not is_name(name) or name in fields:
-            raise SourceError(
-                f"no field can be called {shown(name)}{' twice' if name in fields else ''}; write PATH=NAME with "
-                f"letters, digits and _, and none of {', '.join(RESERVED)}"
-            )
-        fields[name] = matches[0]
-    return fields
-
-
-def _usual(names: Sequence[str], paths: Sequence[str]) -> str | None:
-    """Return the path whose last part is the most usual name, if exactly one has it."""
-    for name in names:
-        fitting = [path for path in paths if path.rsplit("/", 1)[-1].lower() == name]
-        if len(fitting) == 1:
-            return fitting[0]
-        if fitting:
-            return None
-    return None
-
-
-def field_name(path: str) -> str:
-    """Return the name of the field whose array is at `path`."""
-    name = re.sub(r"\W", "_", path.rsplit("/", 1)[-1].removesuffix(".npy"), flags=re.ASCII)[:64]
-    name = name if name[:1].isalpha() or name[:1] == "_" else f"_{name}"[:64]
-    return f"{name[:58]}_field" if name in RESERVED else name
 
 
 def _samples_last(arrays: Mapping[str, PlacedArray], spec: SourceSpec) -> str:

@@ -18,22 +18,13 @@ import numpy as np
 from hpcdl.core.errors import SourceError, UsageError, shown
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.manifest import CODINGS, Categories
-from hpcdl.data.sources.base.arrays import (
-    EXACT,
-    INPUT_NAMES,
-    TARGET_NAMES,
-    ArrayGroup,
-    FieldSource,
-    FoundArray,
-    PlacedArray,
-    field_name,
-    largest,
-    rounded_away,
-    shape_text,
-)
+from hpcdl.data.sources.base.arrays import FieldSource
+from hpcdl.data.sources.base.chosen import INPUT_NAMES, TARGET_NAMES, field_name
 from hpcdl.data.sources.base.flat import NUMBER, is_id, names_class, names_group
+from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray, shape_text
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts
 from hpcdl.data.sources.base.splits import left_out, names_division, some, typed
+from hpcdl.data.sources.base.values import EXACT, largest, rounded_away
 
 MOST_ONE_HOT = 1000
 """The limit on words for one-hot encoding: more would make it larger than any table."""

@@ -15,7 +15,7 @@ from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular, read_json
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.manifest import RESERVED, is_name
-from hpcdl.data.sources.base.arrays import field_name
+from hpcdl.data.sources.base.chosen import field_name
 from hpcdl.data.sources.base.glance import IMAGE_SUFFIXES
 from hpcdl.data.sources.base.images import PictureField
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceChanged, SourceFacts, SourceSpec, UnreadableSample

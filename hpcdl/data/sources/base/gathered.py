@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 
 from hpcdl.core.errors import SourceError
-from hpcdl.data.sources.base.arrays import PlacedArray, shape_text
+from hpcdl.data.sources.base.placed import PlacedArray, shape_text
 from hpcdl.data.sources.base.source import Array, UnreadableSample
 
 

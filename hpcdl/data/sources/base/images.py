@@ -23,7 +23,7 @@ from PIL import Image, ImageOps
 
 from hpcdl.core.errors import SourceError, UsageError
 from hpcdl.data.format.manifest import Field
-from hpcdl.data.sources.base.arrays import field_name
+from hpcdl.data.sources.base.chosen import field_name
 from hpcdl.data.sources.base.source import Array, Content, SourceSpec, UnreadableSample
 
 try:

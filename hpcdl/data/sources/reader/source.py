@@ -28,7 +28,9 @@ from hpcdl.core.progress import progress
 from hpcdl.core.storage.files import read_bytes
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.manifest import Field
-from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray, PlacedArray, field_name, shape_text
+from hpcdl.data.sources.base.arrays import FieldSource
+from hpcdl.data.sources.base.chosen import field_name
+from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray, shape_text
 from hpcdl.data.sources.base.source import (
     Array,
     Index,

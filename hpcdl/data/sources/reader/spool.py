@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from hpcdl.data.sources.base.arrays import PlacedArray, shape_text
+from hpcdl.data.sources.base.placed import PlacedArray, shape_text
 from hpcdl.data.sources.base.source import Array
 from hpcdl.data.sources.reader.samples import Roles, UnfitSample, UserSample, Value, item_of, item_text
 

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from hpcdl.data.sources.base.arrays import ArrayGroup, FieldSource, FoundArray
+from hpcdl.data.sources.base.arrays import FieldSource
+from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray
 
 
 class NumbersSource(FieldSource):

@@ -1,0 +1,165 @@
+"""Which arrays of a source are inputs and targets, and which splits their names mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hpcdl.core.errors import SourceError, shown
+from hpcdl.data.format.dataset import UNSPLIT
+from hpcdl.data.format.manifest import RESERVED, is_name
+from hpcdl.data.sources.base.flat import is_id
+from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray
+from hpcdl.data.sources.base.source import SourceSpec
+from hpcdl.data.sources.base.splits import AUTO, IGNORE, left_out, some, split_in, typed
+
+INPUT_NAMES = ("x", "images", "image", "data", "inputs", "input", "features", "samples", "text")
+TARGET_NAMES = ("y", "labels", "label", "targets", "target", "classes", "class", "masks", "mask")
+"""Usual names of arrays, the most usual first."""
+_FEW_NUMBERED = 3
+"""This many arrays whose paths differ only in numbers may be one array per sample."""
+
+
+@dataclass(kw_only=True)
+class ChosenArrays:
+    """The chosen arrays: path by field name, inputs first."""
+
+    inputs: dict[str, str] = field(default_factory=dict)
+    targets: dict[str, str] = field(default_factory=dict)
+
+
+def choose(arrays: Mapping[str, FoundArray], inputs: Sequence[str], targets: Sequence[str], where: str) -> ChosenArrays:
+    """Choose the arrays of inputs and targets: as requested, else those with the usual names."""
+    choices = ", ".join(f"{shown(path)} ({array.shown})" for path, array in list(arrays.items())[:20])
+    chosen = ChosenArrays(
+        inputs=_asked(inputs, arrays, where, choices), targets=_asked(targets, arrays, where, choices)
+    )
+    if not chosen.targets:
+        chosen_path = _usual(TARGET_NAMES, [path for path in arrays if path not in chosen.inputs.values()])
+        if chosen_path is None:
+            raise SourceError(
+                _of_one_sample_each(arrays, where)
+                or f"{where}: which array is the target? Give --target PATH=NAME, one of {choices}"
+            )
+        chosen.targets = {field_name(chosen_path): chosen_path}
+    if not chosen.inputs:
+        candidates = [path for path in arrays if path not in chosen.targets.values()]
+        chosen_path = _usual(INPUT_NAMES, candidates) or (
+            candidates[0] if len(candidates) == 1 and not is_id(candidates[0]) else None
+        )
+        if chosen_path is None:
+            raise SourceError(f"{where}: which array is the input? Give --input PATH=NAME, of {choices}")
+        chosen.inputs = {field_name(chosen_path): chosen_path}
+    twice = set(chosen.inputs) & set(chosen.targets)
+    if twice:
+        raise SourceError(f"{where}: {sorted(twice)[0]!r} names an input and a target; give another name after the =")
+    return chosen
+
+
+def _asked(flag_values: Sequence[str], arrays: Mapping[str, FoundArray], where: str, known: str) -> dict[str, str]:
+    fields: dict[str, str] = {}
+    for flag_value in flag_values:
+        path, equals, name = flag_value.rpartition("=")
+        path, name = (path, name) if equals else (flag_value, field_name(flag_value))
+        path = path.strip("/").removesuffix(".npy")
+        matches = [candidate for candidate in arrays if candidate == path] or [
+            candidate for candidate in arrays if candidate.rsplit("/", 1)[-1] == path
+        ]
+        if len(matches) != 1:
+            commas = r" (a comma within a name is typed as \,)" if any("," in candidate for candidate in arrays) else ""
+            raise SourceError(f"{where} has no array {shown(path)}; it has {known}{commas}")
+        if not is_name(name) or name in fields:
+            raise SourceError(
+                f"no field can be called {shown(name)}{' twice' if name in fields else ''}; write PATH=NAME with "
+                f"letters, digits and _, and none of {', '.join(RESERVED)}"
+            )
+        fields[name] = matches[0]
+    return fields
+
+
+def _usual(names: Sequence[str], paths: Sequence[str]) -> str | None:
+    """Return the path whose last part is the most usual name, if exactly one has it."""
+    for name in names:
+        fitting = [path for path in paths if path.rsplit("/", 1)[-1].lower() == name]
+        if len(fitting) == 1:
+            return fitting[0]
+        if fitting:
+            return None
+    return None
+
+
+def field_name(path: str) -> str:
+    """Return the name of the field whose array is at `path`."""
+    name = re.sub(r"\W", "_", path.rsplit("/", 1)[-1].removesuffix(".npy"), flags=re.ASCII)[:64]
+    name = name if name[:1].isalpha() or name[:1] == "_" else f"_{name}"[:64]
+    return f"{name[:58]}_field" if name in RESERVED else name
+
+
+def _of_one_sample_each(arrays: Mapping[str, FoundArray], where: str) -> str:
+    """Describe arrays, or groups of them, that exist once per sample (s0/x, s1/x, ...); empty for others."""
+    alike: dict[str, list[str]] = {}
+    for path in arrays:
+        alike.setdefault(re.sub(r"[0-9]+", "#", path), []).append(path)
+    kind, paths = max(alike.items(), key=lambda item: len(item[1]), default=("", []))
+    if len(paths) < _FEW_NUMBERED or "#" not in kind:
+        return ""
+    return (
+        f"{where} holds {len(paths)} arrays that only a number distinguishes ({some(paths)}): one for each sample? "
+        "Arrays are read that have their samples along one axis: give a reader of your own (--reader FILE.py:NAME), or "
+        "name them with --input PATH=NAME and --target PATH=NAME"
+    )
+
+
+def divided(
+    parts: Sequence[ArrayGroup], spec: SourceSpec, flag_values: Sequence[str], remarks: list[str]
+) -> list[ArrayGroup]:
+    """Divide `parts` by the splits in the paths of their arrays: x_train beside x_test, groups train and test.
+
+    Parts stay whole if the user names arrays by full paths. Raises SourceError if a split has two arrays of one name,
+    or lacks an input or a target.
+    """
+    if len(parts) != 1 or parts[0].split != UNSPLIT or spec.split_names == IGNORE:
+        return list(parts)
+    arrays = {path: own for path, own in parts[0].arrays.items() if not left_out(path, spec.leave_out)}
+    whole = [ArrayGroup(split=UNSPLIT, arrays=arrays)]
+    splits = {path: split for path in arrays if (split := path_split(path))}
+    asked = [(flag_value.rpartition("=")[0] or flag_value).strip("/") for flag_value in flag_values]
+    if len(set(splits.values())) < 2 or (asked and all(path in arrays for path in asked)):
+        return whole
+    made: dict[str, dict[str, FoundArray]] = {}
+    for path, split in splits.items():
+        own, name = made.setdefault(split, {}), without_split(path)
+        if name in own:
+            twins = [other for other in splits if splits[other] == split and without_split(other) == name]
+            raise SourceError(
+                f"{spec.location}: {some(twins)} are both the {name} of {split}; give --leave-out {typed(path)}, or "
+                "another"
+            )
+        own[name] = arrays[path]
+    unsplit = [path for path in arrays if path not in splits]
+    if any(len(own) < 2 for own in made.values()) and unsplit and spec.split_names == AUTO:
+        raise SourceError(
+            f"{spec.location}: {some(splits)} are called by splits, {some(unsplit)} are not: give --input PATH=NAME "
+            "and --target PATH=NAME by whole paths to take these undivided, or --split-names keep for the others alone"
+        )
+    remarks += [f"arrays of no split, not used: {some(unsplit)}"] if unsplit else []
+    return [ArrayGroup(split=split, arrays=made[split]) for split in ("train", "val", "test") if split in made]
+
+
+def path_split(path: str) -> str | None:
+    """Return the split in the parts of an array's path; the last parts take precedence."""
+    return next((split for part in reversed(path.split("/")) if (split := split_in(part))), None)
+
+
+def without_split(path: str) -> str:
+    """Return a path without the word that names the split."""
+    parts = [_part_without_split(part) for part in path.split("/")]
+    return "/".join(part for part in parts if part) or path
+
+
+def _part_without_split(part: str) -> str:
+    if split_in(part) is None:
+        return part
+    kept = [piece for piece in re.split(r"([_.-]+)", part) if not split_in(piece)]
+    return re.sub(r"[_.-]+", lambda found: found[0][0], "".join(kept)).strip("_.-")

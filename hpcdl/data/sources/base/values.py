@@ -1,0 +1,193 @@
+"""The values of a source's arrays: labels, one-hot rows, marks of missing values, what float32 rounds."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from hpcdl.core.units import counted
+from hpcdl.data.format.manifest import Field, is_picture
+from hpcdl.data.sources.base.flat import MOST_CLASSES
+from hpcdl.data.sources.base.placed import PlacedArray
+from hpcdl.data.sources.base.source import Array
+
+EXACT = 1 << 24
+"""float32 represents every integer up to this one."""
+_MARKS = (-999, -9999, -99999, -999999, -32768, -(2**31), 1e20, 1e30, 1e36, 9.969209968386869e36, -1e20, -1e30, -1e34,
+          -3.4028234663852886e38, 3.4028234663852886e38, -1.7976931348623157e308)  # fmt: skip
+"""Numbers that files have for missing ones: of netCDF, CMIP, GDAL, and tables."""
+_LOOKED_AT = 64
+"""Most pieces of an array that are searched for such numbers."""
+ABSENT = np.iinfo(np.int64).min
+"""Marks a missing label."""
+_FEWEST_STEPS = 1000
+"""float32 is too coarse for numbers if it changes them by more than their range divided by this."""
+
+
+def values_in(arrays: Sequence[PlacedArray], *, finite: bool = False) -> Iterator[Array]:
+    """Yield the values of arrays with one value per sample, in pieces; `finite` omits NaN and infinity."""
+    for array in arrays:
+        for chunk in array.chunks():
+            flat = chunk.reshape(-1)
+            yield flat[np.isfinite(flat)] if finite else flat
+
+
+def labels_in(arrays: Sequence[PlacedArray]) -> Iterator[Array]:
+    """Yield the labels of arrays with one value per sample, in pieces: integers as int64, text as strings.
+
+    `ABSENT` replaces NaN and infinity.
+    """
+    for array in arrays:
+        if array.text:
+            yield from array.string_chunks()
+            continue
+        for values in values_in([array]):
+            if values.dtype.kind == "f":
+                finite = np.isfinite(values)
+                yield np.where(finite, np.where(finite, values, 0).astype(np.int64), ABSENT)
+            else:
+                yield values
+
+
+def different(arrays: Sequence[PlacedArray]) -> tuple[Array, str]:
+    """Return the different values, sorted, and "" or, if the search stopped at the limit on classes, "over "."""
+    labels: Array = np.empty(0, object if arrays[0].text else np.int64)
+    for chunk in labels_in(arrays):
+        new = np.unique(chunk)
+        if arrays[0].dtype.kind == "f":
+            new = new[new != ABSENT]
+        labels = np.union1d(labels, new) if len(labels) else new
+        if len(labels) > MOST_CLASSES:
+            return labels, "over "
+    return labels, ""
+
+
+def are_whole(values: Array) -> bool:
+    """Return whether all values are finite whole numbers that float64 represents."""
+    return bool((np.isfinite(values) & (np.trunc(values) == values) & (np.abs(values) < 2**53)).all())
+
+
+def is_one_hot(arrays: Sequence[PlacedArray]) -> bool:
+    """Return whether each row of arrays (N, K) is one 1 among zeros, K at least 2."""
+    if any(array.text or array.offsets or len(array.shape) != 2 or array.shape[1] < 2 for array in arrays):
+        return False
+    if not all(array.stored for array in arrays):
+        return False
+    chunks = (chunk for array in arrays for chunk in array.chunks())
+    return all(bool((((chunk == 0) | (chunk == 1)).all(1) & (chunk.sum(1) == 1)).all()) for chunk in chunks)
+
+
+def numbers_in(known: Array, values: Array, *, floats: bool) -> Array:
+    """Return the index of each value in `known`, which is sorted; for labels that were floats `ABSENT` stays."""
+    numbers = np.searchsorted(known, values).astype(np.int64)
+    if floats:
+        numbers[values == ABSENT] = ABSENT
+    return numbers
+
+
+def marks_of_missing(item: Field, arrays: Sequence[PlacedArray]) -> str:
+    """Describe a number that often stands for a missing one, far from all others at its place; empty if none does.
+
+    Looks at the first GiB of each array. The pixels of a picture or a volume count as one place.
+    """
+    if item.kind != "numbers" or not all(array.stored for array in arrays):
+        return ""
+
+    def rows() -> Iterator[Array]:
+        for chunk in (chunk for array in arrays for chunk in itertools.islice(array.chunks(), _LOOKED_AT)):
+            yield chunk.reshape(-1, 1) if len(item.shape) > 1 else chunk.reshape(len(chunk), -1)
+
+    return mark_of_missing(item.name, np.dtype(item.dtype), rows)
+
+
+def mark_of_missing(name: str, dtype: np.dtype[Any], rows: Callable[[], Iterable[Array]]) -> str:
+    """Describe such a number among `rows`, which returns pieces of shape (N, places) again at each call."""
+    if dtype.kind not in "if" or dtype.itemsize < 2:
+        return ""
+    limits = np.iinfo(dtype) if dtype.kind == "i" else np.finfo(dtype)
+    fitting = [mark for mark in _MARKS if float(limits.min) <= mark <= float(limits.max)]
+    marks = np.array(fitting, np.float64).astype(dtype)
+    bounds = [(np.fmin.reduce(values), np.fmax.reduce(values)) for values in rows() if len(values)]
+    if not bounds:
+        return ""
+    low, high = np.fmin.reduce([own for own, _ in bounds]), np.fmax.reduce([own for _, own in bounds])
+    mark = np.where(np.isin(low, marks), low, high)
+    places = np.flatnonzero(np.isin(mark, marks))
+    if not len(places):
+        return ""
+    count, least, most = np.zeros(len(places), np.int64), np.full(len(places), np.inf), np.full(len(places), -np.inf)
+    for values in (values[:, places].astype(np.float64) for values in rows() if len(values)):
+        is_mark = values == mark[places]
+        count += is_mark.sum(0)
+        least = np.fmin(least, np.fmin.reduce(np.where(is_mark, np.inf, values)))
+        most = np.fmax(most, np.fmax.reduce(np.where(is_mark, -np.inf, values)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        gap = np.minimum(np.abs(mark[places] - least), np.abs(mark[places] - most))
+        odd = np.flatnonzero((least <= most) & (gap > most - least))
+    if not len(odd):
+        return ""
+    at = int(odd[0])
+    where = f" at index {places[at]}" if len(low) > 1 else ""
+    return (
+        f"{name}: {counted(int(count[at]), 'value')} of {mark[places[at]]:g}{where}, all others {least[at]:g} to "
+        f"{most[at]:g}: a mark of missing values? It stays a number; if so, write NaN in the source and give --nan skip"
+    )
+
+
+def as_fed(item: Field, arrays: Sequence[PlacedArray]) -> str:
+    """Describe how training changes a field's numbers; empty if it does not."""
+    if item.kind != "numbers":
+        return ""
+    if item.dtype == "float64":
+        coarse = rounded_away(chunk for array in arrays for chunk in array.chunks())
+        scaled = " unless --normalise scales them first" if item.role == "input" else ""
+        return f"{item.name}: {coarse} in training{scaled}" if coarse else ""
+    if item.role != "input":
+        return ""
+    if item.dtype == "uint8":
+        what = "scaled to 0..1, as pictures are" if is_picture(item.shape) else "fed as they are"
+        return f"{item.name}: bytes, {what} in training; train --scale chooses"
+    if item.dtype in ("int32", "int64", "uint32", "uint64"):
+        most = max(largest(chunk) for array in arrays for chunk in array.chunks())
+        if most > EXACT:
+            return f"{item.name}: whole numbers up to {most}, and training rounds those over {EXACT} to float32"
+        if most > 1 and is_picture(item.shape):
+            return f"{item.name}: {item.dtype} up to {most}, fed as they are; pixels saved as uint8 are scaled to 0..1"
+    return ""
+
+
+def largest(values: Array) -> int:
+    """Return the greatest absolute value of integers; 0 for other types."""
+    if values.dtype.kind not in "iu":
+        return 0
+    return max(abs(int(values.max(initial=0))), abs(int(values.min(initial=0))))
+
+
+def rounded_away(chunks: Iterable[Array]) -> str:
+    """Describe values at one position of float64 samples for which float32 is too coarse; empty if there are none.
+
+    These are numbers that rounding moves by more than a thousandth of their range, such as dates with hours
+    (2459000.25).
+    """
+    low = high = error = np.empty(0)
+    for chunk in chunks:
+        values = chunk.reshape(len(chunk), -1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            moved = np.abs(values - values.astype(np.float32))
+        chunk_bounds = np.fmin.reduce(values), np.fmax.reduce(values), np.fmax.reduce(moved)
+        if not len(low):
+            low, high, error = chunk_bounds
+        low, high, error = (
+            np.fmin(low, chunk_bounds[0]),
+            np.fmax(high, chunk_bounds[1]),
+            np.fmax(error, chunk_bounds[2]),
+        )
+    with np.errstate(over="ignore", invalid="ignore"):
+        coarse = np.flatnonzero((error * _FEWEST_STEPS > high - low) & ((high > low) | np.isinf(error)))
+    if not len(coarse):
+        return ""
+    at = int(coarse[0])
+    return f"numbers from {low[at]:.12g} to {high[at]:.12g}, which float32 rounds by up to {error[at]:.3g}"

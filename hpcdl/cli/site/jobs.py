@@ -38,7 +38,7 @@ def jobs(
     limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="So many of the newest jobs.")] = 10,
     json: JsonFlag = False,
 ) -> None:
-    """Show submitted jobs and how far they are. With grow, a run starts the workers again that it has lost.
+    """Show submitted jobs and how far they are. With grow, a run starts its lost workers again.
 
     State, progress and the end of the log of each job of this account. `grow` is for runs with --elastic that continue
     with fewer workers: they save, and continue with as many as planned, on what can be used again.

@@ -87,7 +87,7 @@ def examples(
         print_table(["example", "what it is"], [[example.name, example.summary] for example in listed])
         say("next: `hpcdl examples digits my_model.py` copies these two here")
         return
-    copied = copy_examples(names, to)
+    copied = copy_examples([*dict.fromkeys(names)], to)
     if json:
         print_json({"copied": [str(path) for path in copied]})
         return

@@ -30,7 +30,7 @@ from hpcdl.core.records.run_record import (
     read_record,
 )
 from hpcdl.core.statistics import Sample, mean_of_known
-from hpcdl.core.units import format_list
+from hpcdl.core.units import counted, format_list
 from hpcdl.node.accelerators import GpuUse
 from hpcdl.run.journal import clock_was_set
 from hpcdl.run.plan import RunPlan
@@ -143,7 +143,7 @@ def finished_record(
     clock = outcome.clock
     warnings = []
     if clock.num_steps and not clock.is_warm:
-        warnings.append(f"only {clock.num_steps} steps: throughput includes the warm-up")
+        warnings.append(f"only {counted(clock.num_steps, 'step')}: throughput includes the warm-up")
     workers = [rank for rank in ranks if rank.role == "worker"]
     last = outcome.history[-1] if outcome.history else None
     throughput = _throughput(workers, run_plan)

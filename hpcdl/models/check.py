@@ -5,6 +5,8 @@ Problems that would fail less clearly in the first step, or train something else
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +25,11 @@ ONE_OUTPUT_PER_CLASS = (CROSS_ENTROPY, "sparse_categorical_crossentropy")
 """Losses that compare a label, the number of a class, with one output for each class."""
 _NUM_PROBES = 4
 _LEAST_SCALE = 1 / 16
-"""First layers with a smaller scale are meant for bytes: 1/255, 1/127.5."""
+"""A smaller scale is meant for bytes: 1/255, 1/127.5."""
+_PROBES_SPREAD = 0.25
+"""Standard deviation of the probes at most places."""
+_MOST_LEVEL = 20.0
+"""A median of more standard deviations than this is left where bytes were expected: 0 to 1 less 116."""
 _PROBABILITY_TOLERANCE = 1e-2
 """Half precision sums a thousand probabilities to one within this."""
 _HALF = "mixed_float16"
@@ -60,9 +66,6 @@ def check_model(
     shape = input_shape if input_shape is None or isinstance(input_shape, Mapping) else tuple(input_shape)
     losses = loss.split(",") if output_shapes else [loss]
     refusals = Refusals()
-    if scaled:
-        with refusals.gathered():
-            check_scaling(model, spec)
     with refusals.gathered():
         _check_own_compile(model, spec)
     with refusals.gathered():
@@ -77,7 +80,11 @@ def check_model(
     with refusals.gathered():
         _check_inputs(model, spec, shape, any_type=output_shapes is not None)
         if all(name == CROSS_ENTROPY or hasattr(keras.losses, name) for name in losses):  # the objective refuses others
-            outputs = _probed(model, spec, shape, output_shapes)
+            with _noted_first_input(model) as received:
+                outputs = _probed(model, spec, shape, output_shapes)
+            if scaled:
+                with refusals.gathered():
+                    _check_first_input(received, spec)
             _check_outputs(model, outputs, refusals, spec=spec, losses=losses, classes=classes, shapes=output_shapes)
     refusals.raise_all()
 
@@ -139,19 +146,45 @@ def _check_trainable(model: keras.Model, spec: str) -> None:
         raise UsageError(f"model {spec!r} has nothing to train: every layer has trainable=False, or no weights")
 
 
-def check_scaling(model: keras.Model, spec: str) -> None:
-    """Raise UsageError if the model's first layers scale down inputs that hpcdl has already scaled to 0..1."""
-    factor = 1.0
-    for layer in _flat(model):
-        if isinstance(layer, keras.layers.Rescaling):
-            scale = np.asarray(layer.scale, np.float64)
-            factor *= float(np.abs(scale).max())
-        elif layer.trainable_weights:
-            break
-    if factor < _LEAST_SCALE:
+@contextlib.contextmanager
+def _noted_first_input(model: keras.Model) -> Iterator[list[Any]]:
+    """Yield a list that gets the inputs of the model's layers with weights, in the order of their calls."""
+    received: list[Any] = []
+
+    def noting(plain: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def call(inputs: Any, *more: Any, **named: Any) -> Any:
+            received.append(inputs)
+            return plain(inputs, *more, **named)
+
+        return call
+
+    weighted = [layer for layer in _flat(model) if layer.weights and not isinstance(layer, keras.layers.Normalization)]
+    layers = {id(layer): layer for layer in weighted}.values()
+    for layer in layers:
+        layer.call = noting(layer.call)
+    try:
+        yield received
+    finally:
+        for layer in layers:
+            del layer.call  # the class's own again
+
+
+def _check_first_input(received: Sequence[Any], spec: str) -> None:
+    """Raise UsageError if the first layer with weights gets next to nothing of samples from 0 to 1.
+
+    Functions such as keras.applications.*.preprocess_input expect bytes, and leave no layer that says so.
+    """
+    if not received or not keras.ops.is_tensor(received[0]) or len(received[0].shape) < 2:
+        return
+    values = np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(received[0], "float32")))
+    # Over the probes at each place: zeros that pad a picture do not vary, and most places are no padding.
+    spread, level = float(np.quantile(values.std(0), 0.9)), float(np.median(np.abs(values)))
+    if spread < _LEAST_SCALE * _PROBES_SPREAD or level > _MOST_LEVEL * spread:
         raise UsageError(
-            f"model {spec!r} begins with Rescaling by {factor:.3g}, but stored bytes come from 0 to 1 already; leave "
-            "it out, or put keras.layers.Rescaling(255) before it where a network of keras.applications holds it"
+            f"model {spec!r} turns its inputs into numbers from {values.min():.4g} to {values.max():.4g}, but they "
+            "come scaled already, bytes from 0 to 1; leave its own scaling out, or put keras.layers.Rescaling(255) "
+            "before it where a network of keras.applications holds it"
         )
 
 
@@ -259,11 +292,11 @@ def _probed(
     shape = input_shape or tuple(getattr(model, "input_shape", (None,)))[1:]
     random = np.random.default_rng(0)
     if isinstance(shape, Mapping):
-        samples: Any = {name: random.random((_NUM_PROBES, *sides), np.float32) for name, sides in shape.items()}
+        samples: Any = {name: _probes(random, sides) for name, sides in shape.items()}
     elif (not shape and output_shapes is None) or None in shape:
         return []
     else:
-        samples = random.random((_NUM_PROBES, *shape), np.float32)
+        samples = _probes(random, shape)
     try:
         answer = model(samples, training=False)
     except (Exception, SystemExit) as error:  # the user's layers may raise anything
@@ -289,6 +322,12 @@ def _probed(
     if several and len(outputs) != len(several):
         raise UsageError(f"model {spec!r} gives {len(outputs)} outputs for the targets {', '.join(several)}")
     return [np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(output, "float32"))) for output in outputs]
+
+
+def _probes(random: np.random.Generator, shape: Shape) -> np.ndarray[Any, Any]:
+    """Return a few random samples of a shape, from 0 to 1, dark and bright ones: their means differ too."""
+    brightness = np.linspace(0.1, 1.0, _NUM_PROBES, dtype=np.float32).reshape(-1, *[1] * len(shape))
+    return brightness * random.random((_NUM_PROBES, *shape), np.float32)
 
 
 def _check_units(shape: tuple[int, ...], spec: str, loss: str, classes: int | None) -> None:

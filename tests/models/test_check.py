@@ -39,6 +39,16 @@ class Own(keras.Model):
         return {"digits": outputs} if self.by_name else outputs
 
 
+class Subtracted(layers.Layer):
+    def call(self, images):
+        return images - 116
+
+
+class Divided(layers.Layer):
+    def call(self, images):
+        return images / 127.5 - 1
+
+
 class Stepping(Own):
     def train_step(self, data):
         return super().train_step(data)
@@ -119,6 +129,12 @@ RESCALED = {
     "bytes": ("layers.Rescaling(1 / 255)", True),
     "bytes to -1..1": ("layers.Rescaling(1 / 127.5, offset=-1)", True),
     "within a model": ("keras.Sequential([layers.RandomFlip(), layers.Rescaling(1 / 255)])", True),
+    "operations": ("Divided()", True),
+    "function of Keras": ("layers.Lambda(keras.applications.mobilenet_v2.preprocess_input)", True),
+    "mean of bytes": ("layers.Normalization(mean=127, variance=70**2)", True),
+    "mean of bytes alone": ("layers.Rescaling(1, offset=-116)", True),
+    "mean of bytes, padded": ("keras.Sequential([Subtracted(), layers.ZeroPadding2D(1), layers.Conv2D(1, 3)])", True),
+    "mean of 0..1": ("layers.Normalization(mean=0.5, variance=0.08)", False),
     "0..1 to -1..1": ("layers.Rescaling(2, offset=-1)", False),
     "back to bytes first": ("keras.Sequential([layers.Rescaling(255), layers.Rescaling(1 / 255)])", False),
 }
@@ -132,7 +148,7 @@ def test_a_second_rescaling_is_found(name: str, tmp_path: Path) -> None:
     if not wrong:
         assert isinstance(built(tmp_path, body, CROSS, scaled=True), keras.Model)
         return
-    with pytest.raises(UsageError, match=r"begins with Rescaling by .*from 0 to 1 already; leave it out"):
+    with pytest.raises(UsageError, match=r"turns its inputs into .*bytes from 0 to 1; leave its own scaling out"):
         built(tmp_path, body, CROSS, scaled=True)
 
 
@@ -152,6 +168,13 @@ def test_layers_that_train_but_are_likely_mistakes_are_named(name: str, tmp_path
     body, said = DOUBTFUL[name]
     lines = doubts(built(tmp_path, body, CROSS), "net.py:build", [CROSS])
     assert len(lines) == bool(said) and said in "".join(lines)
+
+
+def test_a_mean_over_a_picture_is_no_rescaling(tmp_path: Path) -> None:
+    """Means of random pictures hardly differ: the probes are dark and bright."""
+    file, pooled = tmp_path / "net.py", "layers.GlobalAveragePooling2D(), layers.Dense(4)"
+    file.write_text(f"{START}\n\ndef build():\n    return keras.Sequential([keras.Input((64, 64, 1)), {pooled}])\n")
+    assert load_model(f"{file}:build", classes=4, input_shape=(64, 64, 1), scaled=True)
 
 
 @pytest.mark.parametrize("name", REFUSED)

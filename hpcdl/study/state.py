@@ -16,7 +16,6 @@ from hpcdl.config.study import Study
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.records.from_json import read_as
 from hpcdl.core.records.run_record import RunRecord, read_record
-from hpcdl.core.storage.disk import others_in
 from hpcdl.core.storage.files import write_json
 from hpcdl.data.format.manifest import FILE_NAME as MANIFEST
 from hpcdl.data.format.manifest import read_manifest
@@ -26,8 +25,8 @@ from hpcdl.study.plan import PlannedRun, StudyPoint, StudyRuns
 SCHEMA = "hpcdl.study/1"
 FILE_NAME = "study.json"
 RUNS = "runs"
-_BEGUN = r"\.hpcdl-lock|train\.toml|\..+\.tmp|runs|trials|tries|failed|logs"
-"""Pattern of what a call that ended before its first state leaves: settings, and empty folders."""
+_FOLDERS = {RUNS, "trials", "tries", "failed", "logs"}
+"""Empty folders of these names are left by a call that found no room for its first file."""
 RECORD_LOST = "it had finished, but its record is missing or damaged"
 """The message of a run that waits again although it had finished."""
 
@@ -85,8 +84,13 @@ def open_study(folder: Path, study: Study, plan: StudyRuns, *, resume: bool) -> 
 
 
 def is_new(folder: Path) -> bool:
-    """Return whether nothing is under this name, or a folder without results and without files of others."""
-    return not os.path.lexists(folder) or (folder.is_dir() and not others_in(folder, _BEGUN))
+    """Return whether nothing is under this name, or a folder without any file."""
+    if not os.path.lexists(folder):
+        return True
+    return folder.is_dir() and all(
+        path.name in _FOLDERS and path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+        for path in folder.iterdir()
+    )
 
 
 def new_state(study: Study, plan: StudyRuns) -> StudyState:

@@ -90,16 +90,22 @@ def _line(document: Mapping[str, Any]) -> bytes:
     return (json.dumps(document, allow_nan=False) + "\n").encode()
 
 
-def _set_aside(path: Path) -> None:
-    """Rename the log of an earlier search that holds samples. Raises UsageError for anything but a log, or a link."""
+def earlier_log(path: Path) -> Recorded | None:
+    """Return the log of an earlier search, None if there is none. Raises UsageError for anything else, or a link."""
     if not path.is_symlink() and not path.exists():
-        return
+        return None
     recorded = None
     with contextlib.suppress(OSError, HpcdlError):
         recorded = None if path.is_symlink() else read_log(path)
     if recorded is None or recorded.header.get("schema") != SCHEMA:
         raise UsageError(f"{path} exists and is not a trial log of hpcdl's; choose another with --log FILE")
-    if recorded.entries:
+    return recorded
+
+
+def _set_aside(path: Path) -> None:
+    """Rename the log of an earlier search that holds samples. Raises UsageError for anything but a log, or a link."""
+    recorded = earlier_log(path)
+    if recorded is not None and recorded.entries:
         aside, samples = free_name(path), counted(len(recorded.entries), "sample")
         move(path, aside)
         sys.stderr.write(f"hpcdl: {path} held {samples} of an earlier search, now in {aside}\n")

@@ -38,7 +38,7 @@ from hpcdl.node.profile import (
 )
 from hpcdl.node.topology import Topology, draw
 from hpcdl.tuning.findings import Found, as_profile, checked, summaries, unit_of, warnings_of
-from hpcdl.tuning.log import TrialLog
+from hpcdl.tuning.log import TrialLog, earlier_log
 from hpcdl.tuning.search import Choice, Search
 from hpcdl.tuning.space import Candidate, Space, build_space, read_space
 from hpcdl.tuning.trials import Measurer, TrialOutcome, Workload, trial_prefixes
@@ -282,6 +282,8 @@ def tune(
     path = _profile_path(config, base)
     check_outputs([path])
     log_path = config.output.log or path.with_suffix(".trials.jsonl")
+    if not resume:
+        earlier_log(log_path)  # refused before anything is written
     make_output_folder(log_path.parent, "--log " if config.output.log else "")
     with writing(log_path.parent, name=f".{log_path.name}.lock"):  # a second search would disturb the first's times
         log = TrialLog(log_path, _header(run_plan, base), resume=resume)

@@ -272,14 +272,14 @@ def test_a_sweep_begins_in_what_a_call_without_room_for_its_first_file_left(tmp_
     study, plan = small_study(workers="1", repeats=1)
     for name in ("runs", "logs", "failed"):
         (tmp_path / "study" / name).mkdir(parents=True)
-    for name in (".hpcdl-lock", "train.toml"):
-        (tmp_path / "study" / name).touch()
     sweep(tmp_path / "study", behave(tmp_path / "fake"), study, plan)
     assert len(told(tmp_path / "fake")) == 1
     (tmp_path / "theirs" / "runs").mkdir(parents=True)
-    (tmp_path / "theirs" / "runs" / "of-the-marathon.csv").touch()
-    with pytest.raises(UsageError, match="holds no study"):
-        sweep(tmp_path / "theirs", behave(tmp_path / "fake"), study, plan)
+    for name in ("runs/of-the-marathon.csv", "train.toml", "logs"):
+        (tmp_path / "theirs" / name).touch()
+        with pytest.raises(UsageError, match="holds no study"):
+            sweep(tmp_path / "theirs", behave(tmp_path / "fake"), study, plan)
+        (tmp_path / "theirs" / name).unlink()
 
 
 def test_data_that_changed_under_one_name_is_not_mixed_with_what_was(tmp_path: Path, shards: Path) -> None:

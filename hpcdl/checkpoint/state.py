@@ -133,8 +133,6 @@ def load_weights(model: keras.Model, path: Any) -> str:
         return _load_whole(model, path)
     except ValueError as error:
         raise UsageError(f"--init-weights {path}: {error}") from error
-    if not getattr(source, "inputs", None):  # a class of the user's own, whose layers have other names in each object
-        return _load_whole(model, path)
     offered = {layer.name: layer for layer in source.layers}
     num_taken, fresh_names = 0, []
     for layer in model.layers:
@@ -146,6 +144,8 @@ def load_weights(model: keras.Model, path: Any) -> str:
             num_taken += 1
         else:
             fresh_names.append(layer.name)
+    if not num_taken and not getattr(source, "inputs", None):  # a class: its layers have other names in each object
+        return _load_whole(model, path)
     if not num_taken:
         raise UsageError(f"--init-weights {path}: no layer of it fits this model; save it from the same network")
     fresh = f"; fresh: {', '.join(fresh_names)}" if fresh_names else ""

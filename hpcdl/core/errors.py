@@ -304,12 +304,17 @@ _CALL = "Exception encountered when calling"
 """How Keras begins the text of an error in a layer; the cause follows in the next line."""
 
 
-def cause(error: BaseException) -> str:
-    """Return the line of an error's text that names its cause, without the terminal's styles."""
+def lines_of(error: BaseException) -> list[str]:
+    """Return the lines of an error's text from the one that names its cause, without the terminal's styles."""
     lines = [line.strip() for line in _STYLE.sub("", str(error)).splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].startswith(_CALL):
         del lines[0]
-    return lines[0] if lines else "no details"
+    return lines
+
+
+def cause(error: BaseException) -> str:
+    """Return the line of an error's text that names its cause."""
+    return next(iter(lines_of(error)), "no details")
 
 
 def failure(error: BaseException, file: str = "") -> str:

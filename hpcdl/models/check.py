@@ -153,21 +153,24 @@ def _noted_first_input(model: keras.Model) -> Iterator[list[Any]]:
 
     def noting(plain: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(plain)
-        def call(inputs: Any, *more: Any, **named: Any) -> Any:
-            received.append(inputs)
-            return plain(inputs, *more, **named)
+        def call(*given: Any, **named: Any) -> Any:
+            received.extend([*given, *named.values()][:1])
+            return plain(*given, **named)
 
         return call
 
     weighted = [layer for layer in _flat(model) if layer.weights and not isinstance(layer, keras.layers.Normalization)]
     layers = {id(layer): layer for layer in weighted}.values()
+    own_calls = [vars(layer).get("call") for layer in layers]
     for layer in layers:
         layer.call = noting(layer.call)
     try:
         yield received
     finally:
-        for layer in layers:
+        for layer, own in zip(layers, own_calls, strict=True):
             del layer.call  # the class's own again
+            if own is not None:
+                layer.call = own
 
 
 def _check_first_input(received: Sequence[Any], spec: str) -> None:

@@ -375,7 +375,7 @@ def _missed(forecast: Forecast) -> str:
     off = [
         (math.log(step) - seen.log_mean, step, seen)
         for seen in forecast.evidence.monitors
-        if (step := forecast.predict(seen.job).step_seconds.mean)
+        if (step := forecast.step_seconds(seen.job).mean)
     ]
     missed = [item for item in off if abs(item[0]) > max(_WORTH_MENTIONING, 2 * _scatter(item[2].seconds))]
     if not missed:

@@ -234,11 +234,14 @@ class Forecast:
         batch = job.batch if self.evidence.mode == "weak" else job.batch * job.workers / workers
         return dataclasses.replace(self.evidence.at(label, nodes, workers, servers), batch=batch, threads=job.threads)
 
+    def step_seconds(self, job: StepJob) -> Range:
+        """Return the seconds of a step of `job`."""
+        return range_of(numpy.exp(self._log_steps(job)))
+
     def predict(self, job: StepJob) -> Prediction:
         """Return the prediction of the step of `job`."""
-        seconds = numpy.exp(self._log_steps(job))
         rate = job.workers * job.batch
-        step = range_of(seconds)
+        step = self.step_seconds(job)
         exact = self.posterior.step(job)
         middle = float(exact.seconds[0])
         losses = {name: float(loss[0]) / middle for name, loss in exact.losses.items() if float(loss[0]) > 0}

@@ -345,7 +345,7 @@ def export_run(run_dir: Path, form: str, target: Path) -> tuple[Path, list[str]]
 def _has_own_code(path: Path) -> bool:
     """Return whether a saved model names code that is not Keras's; False if there is no such file."""
     try:
-        check_saved(path, {})
+        check_saved(path, LAYERS)
     except OwnCode:
         return True
     except ValueError:  # there is none: the model is that of a checkpoint

@@ -27,6 +27,7 @@ from hpcdl.core.errors import (
     StoppedEarly,
     UsageError,
     kind_of,
+    lines_of,
     original,
     printable,
     without_place,
@@ -79,7 +80,7 @@ def one_line(error: BaseException) -> str:
         return printable("; also: ".join(error.problems))
     if line := without_place(error):
         return line
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    lines = lines_of(error) or [""]
     text = lines[0]
     if text.startswith("Graph execution error"):
         before_node = [line for line in lines if "{{node" not in line]

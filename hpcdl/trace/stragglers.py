@@ -194,9 +194,8 @@ def _idle(row: int, rates: Mapping[str, Array], excess: Mapping[str, float], ste
     if _left(rates, row) < LEAST_LEFT:
         return UNKNOWN, "and it uses all the processor time that it may: a quota, or more to compute"
     worked = f"but its processors work {max(worked_s, 0) * 1e3:.3g} ms of that"
-    if (
-        waits_s := _waits(row, rates) * step_s
-    ) >= CONTENDED_SHARE * longer_s:  # as the others do, or more was said above
+    waits_s = _waits(row, rates) * step_s
+    if waits_s >= CONTENDED_SHARE * longer_s:  # as the others do; more was said above
         return (
             UNKNOWN,
             f"{worked}, and its threads wait {waits_s * 1e3:.3g} ms of a step for a processor: others use them",

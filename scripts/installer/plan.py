@@ -140,8 +140,8 @@ class Plan:
         if not name or any(module == name or module.startswith(f"{name}/") for module in self.loaded):
             return []
         return [
-            f"MPI_MODULE={name} is not loaded in this shell; see that `module load {name}` works, which "
-            "`module load hpcdl` will do"
+            f"MPI_MODULE={name} is not loaded in this shell; check that `module load {name}` works, because "
+            "`module load hpcdl` will call it"
         ]
 
     def unreachable(self) -> list[str]:

@@ -369,3 +369,6 @@ def test_a_damaged_array_beside_the_one_that_is_given_does_not_matter(tmp_path: 
         make(tmp_path / "notes.npy", tmp_path / "no")
     with pytest.raises(SourceError, match=r"notes.npy is not a numpy array"):
         make(tmp_path / "x.npy", tmp_path / "no", target="notes")
+    (tmp_path / "y.npy").write_bytes(b"\x80\x02cnumpy")
+    with pytest.raises(SourceError, match=r"y.npy is not a numpy array"):
+        make(tmp_path / "x.npy", tmp_path / "no")

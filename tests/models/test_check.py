@@ -39,6 +39,19 @@ class Own(keras.Model):
         return {"digits": outputs} if self.by_name else outputs
 
 
+class Attending(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.attention = layers.MultiHeadAttention(1, 2)
+
+    def build(self, shape):
+        self.attention.build((shape[0], 30, 1), (shape[0], 30, 1))
+
+    def call(self, images):
+        rows = layers.Reshape((30, 1))(images)
+        return self.attention(query=rows, value=rows)
+
+
 class Subtracted(layers.Layer):
     def call(self, images):
         return images - 116
@@ -150,6 +163,11 @@ def test_a_second_rescaling_is_found(name: str, tmp_path: Path) -> None:
         return
     with pytest.raises(UsageError, match=r"turns its inputs into .*bytes from 0 to 1; leave its own scaling out"):
         built(tmp_path, body, CROSS, scaled=True)
+
+
+def test_layers_called_by_keyword_are_taken(tmp_path: Path) -> None:
+    attends = "keras.Model(flat := keras.Input((6, 5, 1)), layers.Dense(4)(layers.Flatten()(Attending()(flat))))"
+    assert isinstance(built(tmp_path, attends, CROSS, scaled=True), keras.Model)
 
 
 DOUBTFUL = {

@@ -36,6 +36,10 @@ Detected at node functional_1/probe_1/PyFunc defined at (most recent call last):
     [
         (HpcdlError("no room; add some"), "no room; add some"),
         (ValueError("first\nsecond"), "ValueError: first"),
+        (
+            ValueError("Exception encountered when calling Net.call().\n\n\x1b[1mInput 0 does not fit\x1b[0m\n\nmore"),
+            "ValueError: Input 0 does not fit",
+        ),
         (KeyboardInterrupt(), "KeyboardInterrupt"),
         (
             OSError(f"{GRAPH}ValueError: planted\nTraceback\n\t [[{{{{node x}}}}]]"),

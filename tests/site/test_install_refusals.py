@@ -172,7 +172,7 @@ def test_a_module_of_mpi_that_is_not_loaded(checkout: Checkout, place: Place, ba
     library = next((Path(sys.prefix) / "lib").glob("libmpi.so.*"))
     settings = ("MPI=site", f"MPI_LIBRARY={library}", "MPI_MODULE=openmpi", f"WHEELHOUSE={bad_wheels}")
     finished = checkout.make("install", *place.settings, *settings, before=["env", f"LOADEDMODULES={loaded}"])
-    warning = "hpcdl: warning: MPI_MODULE=openmpi is not loaded in this shell; see that `module load openmpi` works"
+    warning = "hpcdl: warning: MPI_MODULE=openmpi is not loaded in this shell; check that `module load openmpi` works"
     assert "installing" in finished.out and (warning in finished.err) == (not loaded), finished.err
 
 

@@ -194,7 +194,10 @@ def _not_bounded(rows: Sequence[Prediction]) -> list[str]:
     for item in rows:
         if not item.step_seconds.bounded:
             sizes.setdefault(_name(item), []).append(str(item.job.nodes))
-    return [f"{NOT_BOUNDED} by these runs: {name} on {', '.join(nodes)} nodes *" for name, nodes in sizes.items()]
+    return [
+        f"{NOT_BOUNDED} by these runs: {name} on {', '.join(nodes)} {'node' if nodes == ['1'] else 'nodes'} *"
+        for name, nodes in sizes.items()
+    ]
 
 
 def _name(item: Prediction) -> str:

@@ -24,7 +24,7 @@ from hpcdl.core.storage.files import open_regular
 from hpcdl.core.units import format_bytes
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import FieldSource
-from hpcdl.data.sources.base.chosen import path_split, without_split
+from hpcdl.data.sources.base.chosen import TARGET_NAMES, path_split, without_split
 from hpcdl.data.sources.base.flat import (
     LAST,
     ArrayFiles,
@@ -200,13 +200,14 @@ class NumpySource(FieldSource):
             names = sorted(path.stem for path in self._location.parent.glob("*.npy"))
         else:
             names = self._names()
-        asked = {self._location.stem, *(value.partition("=")[0].removesuffix(".npy") for value in self.targets)}
+        flag_values = (*self.inputs, *self.targets)
+        asked = {self._location.stem, *(value.partition("=")[0].removesuffix(".npy") for value in flag_values)}
         arrays = {}
         for name in names:
             try:
                 array = self._array(name)
             except SourceError:
-                if self._location.suffix != ".npy" or name in asked:
+                if self._location.suffix != ".npy" or name in asked or name.lower() in TARGET_NAMES:
                     raise
                 continue  # a file beside the one given, which may have nothing to do with it
             kind = "text" if array.dtype.kind in "SU" else array.dtype.name

@@ -138,7 +138,7 @@ def what_it_is(name: str, head: bytes) -> str:
     if kind is not None:
         saved = "save it as PNG or TIFF, or " if kind.endswith(" image") else ""
         return (
-            f"{kind}, which class folders are not read of {images}. If it is the data, {saved}give a reader of "
+            f"{kind}; class folders are read for images alone {images}. If it is the data, {saved}give a reader of "
             f"your own (--reader FILE.py:NAME); if not, --leave-out {pattern}"
         )
     note = _NOTES.get(path.suffix.lower())

@@ -22,8 +22,9 @@ TRAIN = (
 def test_a_rank_that_sleeps_in_a_layer_has_no_slow_clock(session_hpcdl: CommandLine, tmp_path: Path, how: str) -> None:
     (tmp_path / "slow").touch()
     faults = [] if how == "sleeps" else ["--inject", "slow:rank=1:x8"]
-    environment = {"SLOW_WHILE": str(tmp_path / "slow"), "SLOW_S": "0.3"} if how == "sleeps" else {}
-    steps = ["--steps", "30", "--run-dir", tmp_path / "run"]
+    # The sleep is long beside the waits for processors that other programs cause: else the cause would be unknown.
+    environment = {"SLOW_WHILE": str(tmp_path / "slow"), "SLOW_S": "1.5"} if how == "sleeps" else {}
+    steps = ["--steps", "12" if how == "sleeps" else "30", "--run-dir", tmp_path / "run"]
     finished = session_hpcdl([*TRAIN, *steps, *faults], env=environment, timeout_s=300)
     assert finished.code == 0, finished.err
     told = session_hpcdl(["trace", tmp_path / "run"])

@@ -83,12 +83,12 @@ def _ranks() -> Communicator | None:
     """Return the ranks of the launcher that started this process, or None without a launcher."""
     from hpcdl.cluster.environment import placement
 
-    place = placement()
-    if place is None or place.size == 1:
+    process = placement()
+    if process is None or process.size == 1:
         return None
     from hpcdl.comm.mpi.communicator import world
 
-    return world(place.size)
+    return world(process.size)
 
 
 def _as_ctrl_c(number: int) -> None:
@@ -287,47 +287,47 @@ def _pictures(folder: Path, samples: int, out: Path) -> list[str]:
     return [str(path) for path in written]
 
 
-def _show(found: Any) -> None:
-    shape = "x".join(str(side) for side in found.sample_shape)
-    packed = f", {found.compression}" if found.compression else ""
+def _show(overview: Any) -> None:
+    shape = "x".join(str(side) for side in overview.sample_shape)
+    packed = f", {overview.compression}" if overview.compression else ""
     rows = [
-        ("name", found.name),
-        ("source", found.source_format),
-        *([("reader", f"{found.reader}, SHA-256 {found.reader_sha256}")] if found.reader else []),
+        ("name", overview.name),
+        ("source", overview.source_format),
+        *([("reader", f"{overview.reader}, SHA-256 {overview.reader_sha256}")] if overview.reader else []),
         *(
-            [("field", field.describe() + _scaling(field)) for field in found.fields]
-            or [("samples", f"{shape} {found.dtype}, {found.encoding}{packed}")]
+            [("field", field.describe() + _scaling(field)) for field in overview.fields]
+            or [("samples", f"{shape} {overview.dtype}, {overview.encoding}{packed}")]
         ),
         *[
             ("columns", f"{field.name}: {listed(field.columns, _CLASSES_SHOWN)}")
-            for field in found.fields
+            for field in overview.fields
             if field.columns
         ],
-        *[("words", _words(field.name, categories)) for field in found.fields for categories in field.categories],
-        *([("classes", format_count(found.num_classes))] if found.num_classes else []),
-        ("block", counted(found.block_samples, "sample")),
-        ("file system", found.file_system),
-        ("seed", str(found.seed)),
-        ("written by", f"hpcdl {found.hpcdl_version}"),
+        *[("words", _words(field.name, categories)) for field in overview.fields for categories in field.categories],
+        *([("classes", format_count(overview.num_classes))] if overview.num_classes else []),
+        ("block", counted(overview.block_samples, "sample")),
+        ("file system", overview.file_system),
+        ("seed", str(overview.seed)),
+        ("written by", f"hpcdl {overview.hpcdl_version}"),
     ]
-    if found.stripes:
-        rows.insert(-2, ("stripes", f"{found.stripes.count} OST(s) of {format_bytes(found.stripes.size)}"))
-    if found.num_skipped:
-        rows.append(("skipped", f"{found.num_skipped} samples, named in the manifest"))
+    if overview.stripes:
+        rows.insert(-2, ("stripes", f"{overview.stripes.count} OST(s) of {format_bytes(overview.stripes.size)}"))
+    if overview.num_skipped:
+        rows.append(("skipped", f"{overview.num_skipped} samples, named in the manifest"))
     print_table(("what", "value"), rows)
     put()
     print_table(
         ("split", "samples", "shards", "bytes"),
-        [(s.name, format_count(s.num_samples), str(s.num_shards), format_bytes(s.num_bytes)) for s in found.splits],
+        [(s.name, format_count(s.num_samples), str(s.num_shards), format_bytes(s.num_bytes)) for s in overview.splits],
     )
-    if not found.splits[0].histogram:
+    if not overview.splits[0].histogram:
         return
     put()
-    names = list(found.splits[0].histogram)[:_CLASSES_SHOWN]
-    header = ("class", *(split.name for split in found.splits))
-    print_table(header, [(name, *(format_count(s.histogram[name]) for s in found.splits)) for name in names])
-    if found.num_classes > _CLASSES_SHOWN:
-        put(f"... and {found.num_classes - _CLASSES_SHOWN} more classes; --json lists all")
+    names = list(overview.splits[0].histogram)[:_CLASSES_SHOWN]
+    header = ("class", *(split.name for split in overview.splits))
+    print_table(header, [(name, *(format_count(s.histogram[name]) for s in overview.splits)) for name in names])
+    if overview.num_classes > _CLASSES_SHOWN:
+        put(f"... and {overview.num_classes - _CLASSES_SHOWN} more classes; --json lists all")
 
 
 def _scaling(item: Any) -> str:
@@ -337,7 +337,7 @@ def _scaling(item: Any) -> str:
     return f", {low:.4g} to {high:.4g}, scaled by {item.normalise}"
 
 
-def _words(name: str, own: Any) -> str:
-    more = ", ..." if len(own.words) > _CLASSES_SHOWN else ""
-    listed = ", ".join(own.words[:_CLASSES_SHOWN])
-    return f"{own.column} as {own.coding}, from place {own.place} of {name} on: {listed}{more}"
+def _words(name: str, coded: Any) -> str:
+    more = ", ..." if len(coded.words) > _CLASSES_SHOWN else ""
+    listed = ", ".join(coded.words[:_CLASSES_SHOWN])
+    return f"{coded.column} as {coded.coding}, from place {coded.place} of {name} on: {listed}{more}"

@@ -76,8 +76,8 @@ class OwnCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments after warning of each value that a later one overrides."""
         options = [parameter for parameter in self.get_params(ctx) if hasattr(parameter, "is_flag")]
-        place = placement()
-        if place is None or place.rank == 0:
+        process = placement()
+        if process is None or process.rank == 0:
             for unused, used in overridden(args, options, interspersed=ctx.allow_interspersed_args):
                 say(f"warning: {unused} is ignored, because {used} follows")
         return super().parse_args(ctx, args)

@@ -252,12 +252,12 @@ def _show_result(tuned: Tuned, settings: TuneConfig, json: bool, commentary: Com
 
     if json:
         document = as_document(tuned.profile) | {"path": str(tuned.path) if tuned.path else None, "log": str(tuned.log)}
-        print_json(document | {"num_samples": tuned.found.num_samples, "seconds": tuned.found.seconds})
+        print_json(document | {"num_samples": tuned.result.num_samples, "seconds": tuned.result.seconds})
     elif tuned.path is not None:
         _print_tables(tuned)
     else:
         put(f"defaults: {describe(tuned.profile.settings)}")
-    for warning in tuned.found.warnings:
+    for warning in tuned.result.warnings:
         say(f"warning: {warning}")
     if tuned.path is None:
         say("no trial ended within the budget: the defaults stay in force, nothing was stored; give a longer --budget")
@@ -292,10 +292,10 @@ def _print_tables(tuned: Tuned) -> None:
              f"{trial.ci95:.2g}" if trial.ci95 else "", str(trial.n),
              format_bytes(trial.memory_bytes_per_rank) if trial.memory_bytes_per_rank else "",
              " ".join(f"{name}={show(value)}" for name, value in trial.settings.items())]
-            for trial in tuned.found.trials[:NUM_LISTED]
+            for trial in tuned.result.trials[:NUM_LISTED]
         ],
     )  # fmt: skip
-    effects = main_effects(tuned.found.trials)
+    effects = main_effects(tuned.result.trials)
     if effects:
         put()
         rows = [[e.setting, e.value, f"{100 * (e.ratio - 1):+.1f} %", str(e.num_trials)] for e in effects[:NUM_LISTED]]

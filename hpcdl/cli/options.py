@@ -222,19 +222,19 @@ def begin(settings: ResolvedConfig[Any], *, quiet: bool) -> Placement | None:
     run: StartConfig = settings.config.run
     if run.module is not None:
         go_on_with(run.module, sys.argv[1:])
-    place = placement()
-    if place is not None and place.rank == 0 and run.stage_env:
+    process = placement()
+    if process is not None and process.rank == 0 and run.stage_env:
         say(
-            f"warning: --stage-env does nothing here, because {place.launcher} has started Python already; leave it "
+            f"warning: --stage-env does nothing here, because {process.launcher} has started Python already; leave it "
             "out, or have hpcdl start the ranks (--ranks N)"
         )
-    commentary = Commentary(quiet=quiet or (place is not None and place.rank != 0))
+    commentary = Commentary(quiet=quiet or (process is not None and process.rank != 0))
     take_machine(commentary)
-    if place is None and settings.origins["ranks"] == "default":
+    if process is None and settings.origins["ranks"] == "default":
         nodes = len(find_launcher().hosts(os.environ))
         if nodes > 1:
             commentary.say(f"warning: one rank on one of this job's {nodes} nodes; --ranks {nodes} starts one on each")
-    return place
+    return process
 
 
 def machine_rows(machine: MachineSettings | None) -> list[tuple[str, str, str]]:

@@ -89,13 +89,13 @@ def _leading_number(text: str) -> int:
     return int(digits) if digits.isdigit() else 1
 
 
-def job_address(place: Placement, environment: Mapping[str, str] = os.environ) -> str:
+def job_address(process: Placement, environment: Mapping[str, str] = os.environ) -> str:
     """Return the IPv4 address of this rank on the job's network.
 
     It is the loopback if all ranks are on one node; else `$HPCDL_ADDRESS` (to choose an interface), else the address of
     this node's name, else the interface that leads to the node that started the job.
     """
-    if place.local_size >= place.size:
+    if process.local_size >= process.size:
         return LOOPBACK
     named = environment.get(ADDRESS_VARIABLE)
     if named:

@@ -116,12 +116,12 @@ def swap_numbers(communicator: Communicator, numbers: Array) -> Array:
     return received
 
 
-def gather_pieces(communicator: Communicator, mine: Sequence[Array]) -> list[list[Array]]:
-    """Return every rank's arrays, in rank order for each of `mine`; their first dimensions may differ between ranks."""
-    lengths = numpy.array([len(array) for array in mine], numpy.int64)
+def gather_pieces(communicator: Communicator, local_pieces: Sequence[Array]) -> list[list[Array]]:
+    """Return all ranks' arrays, in rank order for each of `local_pieces`; first dimensions may differ between ranks."""
+    lengths = numpy.array([len(array) for array in local_pieces], numpy.int64)
     everybody = swap_numbers(communicator, numpy.tile(lengths, (communicator.size, 1)))
     gathered = []
-    for index, array in enumerate(mine):
+    for index, array in enumerate(local_pieces):
         pieces = [numpy.empty((length, *array.shape[1:]), array.dtype) for length in everybody[:, index]]
         swap_pieces(communicator, [numpy.ascontiguousarray(array)] * communicator.size, pieces)
         gathered.append(pieces)

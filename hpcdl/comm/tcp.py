@@ -97,9 +97,9 @@ class Channel:
         return RankError(f"rank {self.peer} {why} ({error})", rank=self.peer)
 
 
-def greet(rank: int, place: tuple[str, int], secret: bytes, timeout_s: float) -> Channel:
+def greet(rank: int, address: tuple[str, int], secret: bytes, timeout_s: float) -> Channel:
     """Connect to rank 0 and prove to know the secret. Raises RankError if rank 0 does not know it."""
-    connection = socket.create_connection(place, timeout=timeout_s)
+    connection = socket.create_connection(address, timeout=timeout_s)
     try:
         challenge = _read(connection, _NONCE_BYTES)
         own_nonce = secrets.token_bytes(_NONCE_BYTES)
@@ -109,7 +109,7 @@ def greet(rank: int, place: tuple[str, int], secret: bytes, timeout_s: float) ->
             raise ConnectionError("it does not know the job's secret")
     except OSError as error:
         connection.close()
-        raise RankError(f"rank {rank} cannot join rank 0 at {place[0]}:{place[1]}: {error}", rank=0) from error
+        raise RankError(f"rank {rank} cannot join rank 0 at {address[0]}:{address[1]}: {error}", rank=0) from error
     return Channel(connection, 0, keys[0], keys[1])
 
 
@@ -298,8 +298,8 @@ def _read_announcement(path: Path, secret: bytes) -> tuple[str, int] | None:
     return None
 
 
-def _signature(place: Sequence[Any], secret: bytes) -> str:
-    return hmac.new(secret, b"place" + json.dumps(list(place)).encode(), hashlib.sha256).hexdigest()
+def _signature(address: Sequence[Any], secret: bytes) -> str:
+    return hmac.new(secret, b"place" + json.dumps(list(address)).encode(), hashlib.sha256).hexdigest()
 
 
 SECRET_FILE = "secret"

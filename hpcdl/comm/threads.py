@@ -48,15 +48,15 @@ class World:
                 self.failure = (rank, error)
             self.changed.notify_all()
 
-    def meet(self, mine: ThreadRequest, key: tuple[Any, ...]) -> None:
+    def meet(self, request: ThreadRequest, key: tuple[Any, ...]) -> None:
         """Pair a request with the oldest one from the other side under `key`, or leave it to wait."""
         with self.changed:
             queue = self.waiting[key]
-            if not queue or queue[0].sends == mine.sends:
-                queue.append(mine)
+            if not queue or queue[0].sends == request.sends:
+                queue.append(request)
                 return
             partner = queue.popleft()
-            source, target = (mine, partner) if mine.sends else (partner, mine)
+            source, target = (request, partner) if request.sends else (partner, request)
             if source.buffer.nbytes != target.buffer.nbytes:
                 problem = f"{source.buffer.nbytes} bytes were sent where {target.buffer.nbytes} are expected"
                 source.problem = target.problem = problem

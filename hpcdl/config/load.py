@@ -263,8 +263,8 @@ def replace(config: Config, **changes: Any) -> Config:
     """Return `config` with changed settings, given by attribute name, in whatever group they are."""
     groups = {}
     for group, cls in groups_of(type(config)).items():
-        mine = {setting.name: changes.pop(setting.name) for setting in settings_of(cls) if setting.name in changes}
-        groups[group] = dataclasses.replace(getattr(config, group), **mine)
+        changed = {setting.name: changes.pop(setting.name) for setting in settings_of(cls) if setting.name in changes}
+        groups[group] = dataclasses.replace(getattr(config, group), **changed)
     if changes:
         raise TypeError(f"no such settings: {', '.join(changes)}")
     return type(config)(**groups)

@@ -117,8 +117,8 @@ def load_search(
     train = {**plain_keys(document.get("train", {})), **set_layer(list(pairs or [])).values}
     keys = {key: value for key, value in document.items() if key not in _TABLES}
     try:
-        own = Layer(origin=str(path), values=plain_keys(keys), tables=_TABLES)
-        plan = load(SearchConfig, [*standard_layers("search"), own, flag_layer(flags)]).config.plan
+        layer = Layer(origin=str(path), values=plain_keys(keys), tables=_TABLES)
+        plan = load(SearchConfig, [*standard_layers("search"), layer, flag_layer(flags)]).config.plan
     except ConfigError as error:
         raise ConfigError([*problems, *error.problems]) from None
     search = SearchStudy(

@@ -245,9 +245,9 @@ def drift(repeats: Sequence[Sequence[float]]) -> float:
     freedom = len(pairs) - len(settings) - 1
     if freedom <= 2:
         return 0.0
-    square = math.fsum(place**2 for place, _ in pairs)
-    slope = math.fsum(place * log for place, log in pairs) / square
-    error = math.sqrt(math.fsum((log - slope * place) ** 2 for place, log in pairs) / freedom / square)
+    square = math.fsum(offset**2 for offset, _ in pairs)
+    slope = math.fsum(offset * log for offset, log in pairs) / square
+    error = math.sqrt(math.fsum((log - slope * offset) ** 2 for offset, log in pairs) / freedom / square)
     sure = error <= 1e-9 * abs(slope) or 2 * tail(abs(slope) / error, freedom) < _SURE
     return math.expm1(slope) if sure and abs(slope) > _LEAST_DRIFT else 0.0
 

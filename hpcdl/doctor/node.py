@@ -83,10 +83,10 @@ def check_limits(subject: Subject) -> list[Finding]:
     return findings or [ok(f"files, processes and memory{'' if memory is None else f' ({format_bytes(memory)})'}")]
 
 
-def allowed_memory(root: Path, own: Path = Path("/proc/self/cgroup")) -> int | None:
+def allowed_memory(root: Path, cgroup: Path = Path("/proc/self/cgroup")) -> int | None:
     """Return the smallest memory limit of this process's control groups (version 2, or version 1's memory), or None."""
     limits = []
-    for line in own.read_text().splitlines() if own.is_file() else []:
+    for line in cgroup.read_text().splitlines() if cgroup.is_file() else []:
         _, kind, path = line.split(":", 2)
         base, name = (root, "memory.max") if not kind else (root / "memory", "memory.limit_in_bytes")
         if kind and "memory" not in kind.split(","):

@@ -345,18 +345,18 @@ class NetworkFaults:
                 self._holds(number, ranks, self._slow_down(fault, ranks, communicator), log)
         return communicator.over(lambda inner: Impaired(inner, self._network, range(self._seen.size)))
 
-    def _holds(self, number: int, place: frozenset[int], how: str, log: Callable[[int, str], None]) -> None:
+    def _holds(self, number: int, ranks: frozenset[int], how: str, log: Callable[[int, str], None]) -> None:
         del self.faults[number]
-        if self._seen.rank == min(place):
+        if self._seen.rank == min(ranks):
             log(number, how)
 
-    def _slow_down(self, fault: Fault, place: frozenset[int], communicator: Observed) -> str:
-        """Slow down the link of `place`, and describe how. Collective: if tc does it, hpcdl must not do it too."""
+    def _slow_down(self, fault: Fault, ranks: frozenset[int], communicator: Observed) -> str:
+        """Slow down the link of `ranks`, and describe how. Collective: if tc does it, hpcdl must not do it too."""
         rank, rate = self._seen.rank, fault.value or 0.0
-        by_tc = shape(rate) if fault.of_host and rank == min(place) else ""
-        how: str = communicator.allgather_json(by_tc)[min(place)]
-        if not how and rank in place:
-            self._network.slow_down(place, rate / len(place))
+        by_tc = shape(rate) if fault.of_host and rank == min(ranks) else ""
+        how: str = communicator.allgather_json(by_tc)[min(ranks)]
+        if not how and rank in ranks:
+            self._network.slow_down(ranks, rate / len(ranks))
         return how or OWN_MESSAGES
 
     @property
@@ -379,12 +379,12 @@ class NetworkFaults:
     def _ranks_on(self, host: str) -> frozenset[int]:
         return frozenset(rank for rank, name in enumerate(self._hosts) if name == host)
 
-    def part(self, fault: Fault, place: frozenset[int]) -> None:
-        """Block messages between `place` and the other ranks until the partition heals."""
-        self._part(place, math.inf if fault.duration_s is None else time.monotonic() + fault.duration_s)
+    def part(self, fault: Fault, ranks: frozenset[int]) -> None:
+        """Block messages between `ranks` and the other ranks until the partition heals."""
+        self._part(ranks, math.inf if fault.duration_s is None else time.monotonic() + fault.duration_s)
 
-    def _part(self, place: frozenset[int], until_s: float) -> None:
-        self._cuts.append((place, until_s))
+    def _part(self, ranks: frozenset[int], until_s: float) -> None:
+        self._cuts.append((ranks, until_s))
         self._apply()
 
     def heal(self) -> None:

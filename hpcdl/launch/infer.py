@@ -86,7 +86,9 @@ def infer(resolved: ResolvedConfig[InferConfig], model: Path, on_event: EventHan
     return read_record(run.out)
 
 
-def infer_inside(resolved: ResolvedConfig[InferConfig], model: Path, place: Placement, on_event: EventHandler) -> None:
+def infer_inside(
+    resolved: ResolvedConfig[InferConfig], model: Path, process: Placement, on_event: EventHandler
+) -> None:
     """Compute as one rank of the launcher that started this process. Collective: every rank must call it.
 
     On rank 0 `on_event` receives the journal's events.
@@ -95,9 +97,9 @@ def infer_inside(resolved: ResolvedConfig[InferConfig], model: Path, place: Plac
     from hpcdl.rank.start import Joined, as_rank
     from hpcdl.supervision.watchdog import FOLDER as WATCH_FOLDER
 
-    resolved = with_ranks(resolved, place)
+    resolved = with_ranks(resolved, process)
     run = resolved.config.run
-    check_started_with(run, place.launcher)
+    check_started_with(run, process.launcher)
     stop = StopRequest()
     stop.install()
     with contextlib.ExitStack() as held:
@@ -114,7 +116,7 @@ def infer_inside(resolved: ResolvedConfig[InferConfig], model: Path, place: Plac
             return Joined(watch_folder=run.out / FOLDER / WATCH_FOLDER / word, run_dir=run.out)
 
         with (
-            as_rank(place, agree) as (communicator, watchdog, _),
+            as_rank(process, agree) as (communicator, watchdog, _),
             # Restore before rank 0 ends the other ranks: their launcher may end rank 0 with them.
             folders[0].restored_if_refused() if folders else contextlib.nullcontext(),
         ):

@@ -174,7 +174,7 @@ def _facts(script: Script) -> dict[str, object]:
 
 
 def run_inside(
-    resolved: ResolvedConfig[ScriptConfig], script: Script, place: Placement, *, undistributed: bool
+    resolved: ResolvedConfig[ScriptConfig], script: Script, process: Placement, *, undistributed: bool
 ) -> None:
     """Run `script` as one rank of the launcher that started this process. Collective: every rank must call it."""
     check_backend()
@@ -187,11 +187,11 @@ def run_inside(
     from hpcdl.scripts.process.script import execute, interrupt
     from hpcdl.supervision.watchdog import FOLDER as WATCH_FOLDER
 
-    resolved = with_ranks(resolved, place)
+    resolved = with_ranks(resolved, process)
     config = resolved.config
     check_least(resolved)
-    check_starts_ranks(config.checkpoint.elastic, place.launcher)
-    check_started_with(config.run, place.launcher)
+    check_starts_ranks(config.checkpoint.elastic, process.launcher)
+    check_started_with(config.run, process.launcher)
     with contextlib.ExitStack() as held:
 
         def decide() -> tuple[str, str]:
@@ -209,7 +209,7 @@ def run_inside(
             may_speak = functools.partial(speaks_first, watch_folder)
             return Joined(watch_folder=watch_folder, run_dir=run_dir, may_speak=may_speak)
 
-        with as_rank(place, agree) as (communicator, watchdog, joined):
+        with as_rank(process, agree) as (communicator, watchdog, joined):
             run_dir = joined.run_dir
             assert run_dir is not None
             with caught(lambda _: interrupt(run_dir)):

@@ -52,20 +52,20 @@ def traced_runs(run_dirs: Sequence[tuple[str, Path]], log: Callable[[str], None]
     return traced
 
 
-def summary_of(name: str, found: Findings) -> TracedRun:
+def summary_of(name: str, findings: Findings) -> TracedRun:
     """Return the findings in the form that a report shows."""
     return TracedRun(
         name=name,
-        ranks=found.ranks,
-        steps=found.steps,
-        step_s=found.step_s,
-        hidden=found.overlap,
-        gap_median_s=found.gaps.median_s,
-        gap_p90_s=found.gaps.p90_s,
-        idle_s=found.gaps.usable_s_per_step,
-        recording=found.overhead,
-        critical_path={entry.part: entry.seconds_per_step for entry in found.critical_path},
-        gains_s={entry.part: entry.gain_s for entry in found.critical_path},
+        ranks=findings.ranks,
+        steps=findings.steps,
+        step_s=findings.step_s,
+        hidden=findings.overlap,
+        gap_median_s=findings.gaps.median_s,
+        gap_p90_s=findings.gaps.p90_s,
+        idle_s=findings.gaps.usable_s_per_step,
+        recording=findings.overhead,
+        critical_path={entry.part: entry.seconds_per_step for entry in findings.critical_path},
+        gains_s={entry.part: entry.gain_s for entry in findings.critical_path},
         slow_ranks=[
             SlowRank(
                 rank=entry.rank,
@@ -74,9 +74,9 @@ def summary_of(name: str, found: Findings) -> TracedRun:
                 seconds_per_step=entry.seconds_per_step,
                 evidence=entry.evidence,
             )
-            for entry in found.stragglers
+            for entry in findings.stragglers
         ],
-        network=[_as_shown(entry, found.network) for entry in found.network],
+        network=[_as_shown(entry, findings.network) for entry in findings.network],
     )
 
 

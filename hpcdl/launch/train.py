@@ -302,7 +302,7 @@ def plan_under_profile(
     return plan, [profile.sentence] if profile else []
 
 
-def train_inside(resolved: ResolvedConfig[TrainConfig], place: Placement, on_event: EventHandler) -> Path:
+def train_inside(resolved: ResolvedConfig[TrainConfig], process: Placement, on_event: EventHandler) -> Path:
     """Train as one rank of the launcher that started this process. Collective: every rank must call it.
 
     On rank 0 `on_event` receives the journal's events.
@@ -313,10 +313,10 @@ def train_inside(resolved: ResolvedConfig[TrainConfig], place: Placement, on_eve
     from hpcdl.supervision.watchdog import leave_without_lost
 
     check_backend()
-    resolved = with_ranks(resolved, place)
+    resolved = with_ranks(resolved, process)
     check_least(resolved)
-    check_starts_ranks(resolved.config.checkpoint.elastic, place.launcher)
-    check_started_with(resolved.config.run, place.launcher)
+    check_starts_ranks(resolved.config.checkpoint.elastic, process.launcher)
+    check_started_with(resolved.config.run, process.launcher)
     StopRequest().install()
     mpi = find_strategy(resolved.config.exchange.strategy).features.mpi
     held, earlier, run_plans, start_words = (
@@ -331,7 +331,7 @@ def train_inside(resolved: ResolvedConfig[TrainConfig], place: Placement, on_eve
         start_words.append(word)
         return Joined(watch_folder=run_dir / FOLDER / WATCH_FOLDER / word, run_dir=run_dir)
 
-    with held, as_rank(place, agree, mpi=mpi) as (communicator, watchdog, joined):
+    with held, as_rank(process, agree, mpi=mpi) as (communicator, watchdog, joined):
         run_dir = joined.run_dir
         assert run_dir is not None
         # Restore before rank 0 ends the other ranks: their launcher may end rank 0 with them.
@@ -344,15 +344,15 @@ def train_inside(resolved: ResolvedConfig[TrainConfig], place: Placement, on_eve
     return run_dir
 
 
-def with_ranks(resolved: ResolvedConfig[Config], place: Placement) -> ResolvedConfig[Config]:
+def with_ranks(resolved: ResolvedConfig[Config], process: Placement) -> ResolvedConfig[Config]:
     """Return the config with the launcher's number of ranks. Raises UsageError if --ranks differs from it."""
     asked = flatten(resolved.config)["ranks"]
-    if resolved.origins["ranks"] != "default" and asked != place.size:
+    if resolved.origins["ranks"] != "default" and asked != process.size:
         raise UsageError(
-            f"--ranks {asked}, but {place.launcher} started {place.size}; leave --ranks out under a launcher"
+            f"--ranks {asked}, but {process.launcher} started {process.size}; leave --ranks out under a launcher"
         )
-    origins = {**resolved.origins, "ranks": f"launcher ({place.launcher})"}
-    return ResolvedConfig(config=replace(resolved.config, ranks=place.size), origins=origins)
+    origins = {**resolved.origins, "ranks": f"launcher ({process.launcher})"}
+    return ResolvedConfig(config=replace(resolved.config, ranks=process.size), origins=origins)
 
 
 def _agreed_run_dir(

@@ -22,7 +22,7 @@ _CACHES = {"L1Cache": "L1d", "L2Cache": "L2", "L3Cache": "L3", "L4Cache": "L4"}
 
 
 @dataclass
-class _Found:
+class _Objects:
     packages: list[int] = field(default_factory=list)
     cores: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
     nodes: list[tuple[int, int, str, tuple[int, ...]]] = field(default_factory=list)
@@ -66,7 +66,7 @@ def parse(text: str, *, source: str) -> Topology:
     machine = root.find("object[@type='Machine']")
     if root.tag != "topology" or machine is None:
         raise UsageError(f"{source} is not hwloc XML of format 2; make one with `lstopo --of xml FILE` of hwloc >= 2.0")
-    contents = _Found()
+    contents = _Objects()
     try:
         _walk(machine, contents, package=0)
         allowed = parse_mask(machine.get("allowed_cpuset") or machine.get("cpuset") or "")
@@ -107,42 +107,46 @@ def _whole(element: ElementTree.Element, name: str, default: str = "") -> int:
     return number
 
 
-def _walk(element: ElementTree.Element, found: _Found, package: int) -> None:
+def _walk(element: ElementTree.Element, objects: _Objects, package: int) -> None:
     for child in element.findall("object"):
         kind = child.get("type", "")
         cpus = parse_mask(child.get("cpuset") or "0x0")
         if kind == "Package":
-            package = len(found.packages)
-            found.packages.append(package)
+            package = len(objects.packages)
+            objects.packages.append(package)
         elif kind == "Core":
             pu_cpus = tuple(_whole(pu, "os_index") for pu in child.iter("object") if pu.get("type") == "PU")
             if not pu_cpus:
                 raise ValueError("a core without hardware threads")
-            found.cores.append((package, len(found.cores), pu_cpus))
+            objects.cores.append((package, len(objects.cores), pu_cpus))
             continue
         elif kind == "PU":  # a machine that reports threads without cores
             if not cpus:
                 raise ValueError("a hardware thread without a number")
-            found.cores.append((package, len(found.cores), cpus))
+            objects.cores.append((package, len(objects.cores), cpus))
             continue
         elif kind == "NUMANode":
             size = _whole(child, "local_memory", "0")
-            found.nodes.append((_whole(child, "os_index"), size, child.get("subtype") or "", cpus))
+            objects.nodes.append((_whole(child, "os_index"), size, child.get("subtype") or "", cpus))
         elif kind == "MemCache":
-            found.memory_side_cache_bytes += _whole(child, "cache_size", "0")
+            objects.memory_side_cache_bytes += _whole(child, "cache_size", "0")
         elif kind in _CACHES:
-            found.caches.append((_CACHES[kind], _whole(child, "cache_size", "0"), cpus))
-        _walk(child, found, package)
+            objects.caches.append((_CACHES[kind], _whole(child, "cache_size", "0"), cpus))
+        _walk(child, objects, package)
 
 
 def _assemble(
-    found: _Found, machine: ElementTree.Element, allowed: tuple[int, ...], allowed_nodes: tuple[int, ...], source: str
+    objects: _Objects,
+    machine: ElementTree.Element,
+    allowed: tuple[int, ...],
+    allowed_nodes: tuple[int, ...],
+    source: str,
 ) -> Topology:
     info = {entry.get("name"): entry.get("value") or "" for entry in machine.iter("info")}
     processor = " ".join((info.get("CPUModel") or info.get("Architecture") or "unknown processor").split())
-    nodes = numa_nodes(found.nodes, processor)
+    nodes = numa_nodes(objects.nodes, processor)
     home = {cpu: node.index for node in nodes for cpu in node.cpus}
-    tiles = [set(cpus) for level, _, cpus in found.caches if level == "L2"]
+    tiles = [set(cpus) for level, _, cpus in objects.caches if level == "L2"]
     cores = tuple(
         Core(
             index=index,
@@ -151,18 +155,18 @@ def _assemble(
             tile=next((number for number, tile in enumerate(tiles) if cpus[0] in tile), index),
             cpus=cpus,
         )
-        for package, index, cpus in found.cores
+        for package, index, cpus in objects.cores
     )
     return Topology(
         source=source,
         processor=processor,
-        num_packages=max(len(found.packages), 1),
+        num_packages=max(len(objects.packages), 1),
         cores=cores,
         numa_nodes=nodes,
-        caches=_caches(found.caches, cores),
+        caches=_caches(objects.caches, cores),
         allowed_cpus=allowed,
         allowed_memory_nodes=allowed_nodes,
-        memory_side_cache_bytes=found.memory_side_cache_bytes or _cache_mode_bytes(info),
+        memory_side_cache_bytes=objects.memory_side_cache_bytes or _cache_mode_bytes(info),
     )
 
 

@@ -79,9 +79,9 @@ def _nodes(folder: Path, cpus: tuple[int, ...], processor: str) -> tuple[NumaNod
     return numa_nodes(raw, processor)
 
 
-def _nearest(folder: Path, index: int, indices: tuple[int, ...], own: Mapping[int, tuple[int, ...]]) -> int:
+def _nearest(folder: Path, index: int, indices: tuple[int, ...], cpus_of: Mapping[int, tuple[int, ...]]) -> int:
     distances = [int(word) for word in _text(folder / f"node{index}/distance").split()]
-    with_cpus = [other for other in indices if own[other]]
+    with_cpus = [other for other in indices if cpus_of[other]]
     if len(distances) != len(indices):
         return with_cpus[0]
     return min(with_cpus, key=lambda other: (distances[indices.index(other)], other))

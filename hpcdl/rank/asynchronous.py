@@ -103,7 +103,7 @@ class AsynchronousTrainer(Trainer):
             self._replica.count = center.count
         return {"count": self._replica.count, "evaluated_count": self._evaluated_count}
 
-    def position_at(self, step: int, facts: Mapping[str, Any], own: Mapping[str, Array]) -> Position:
+    def position_at(self, step: int, facts: Mapping[str, Any], local_state: Mapping[str, Array]) -> Position:
         """Resume at the center's update count, converted to samples."""
         global_batch = self.parts.run_plan.global_batch
         samples = facts["count"] * facts["global_batch"] // facts["ranks"]
@@ -145,10 +145,10 @@ class AsynchronousTrainer(Trainer):
         parts.close(began)
         return parts.outcome
 
-    def _gather(self, own: Departure) -> list[Departure]:
+    def _gather(self, own_departure: Departure) -> list[Departure]:
         """Return how every worker left, including the lost ones."""
         parts = self.parts
-        departure = replace(own, worker=parts.group.rank, steps=parts.outcome.steps_done)
+        departure = replace(own_departure, worker=parts.group.rank, steps=parts.outcome.steps_done)
         parts.outcome.num_lost = self._replica.num_lost
         parts.host.group = survivors(observe(parts.group), self._replica.num_lost)
         departures = [Departure(**leaver) for leaver in parts.group.allgather_json(vars(departure))]

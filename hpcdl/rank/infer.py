@@ -292,7 +292,7 @@ def _computed(
     predictor: Predictor,
     outputs: OutputsPlan,
     out: Path,
-    own: Sequence[Task],
+    tasks: Sequence[Task],
     communicator: Observed,
     stop: StopRequest,
     journal: Journal,
@@ -307,7 +307,7 @@ def _computed(
         ):
             communicator.barrier()
             began_s = logged_s = time.perf_counter()
-            for task, arrays in _shards(predictor, outputs, own, share, stop, steps):
+            for task, arrays in _shards(predictor, outputs, tasks, share, stop, steps):
                 monitor.doing("writing a shard")
                 result = outputs.write(out, task, arrays)
                 entries.enter(result)
@@ -315,7 +315,7 @@ def _computed(
                 share.num_samples += len(outputs.samples_of(task))
                 if time.perf_counter() - logged_s > _REPORT_EVERY_S:
                     logged_s = time.perf_counter()
-                    journal.write("message", text=f"rank 0: {len(share.results)} of {counted(len(own), 'shard')}")
+                    journal.write("message", text=f"rank 0: {len(share.results)} of {counted(len(tasks), 'shard')}")
             steps.end()
             share.seconds = time.perf_counter() - began_s
             share.gpu_utilisation = gpu.mean
@@ -362,14 +362,14 @@ class BatchSteps:
 def _shards(
     predictor: Predictor,
     outputs: OutputsPlan,
-    own: Sequence[Task],
+    own_tasks: Sequence[Task],
     share: ComputedShare,
     stop: StopRequest,
     steps: BatchSteps,
 ) -> Iterator[tuple[Task, dict[str, Any]]]:
-    """Yield each task of `own` with all of its outputs; stop at a stop request."""
+    """Yield each task of `own_tasks` with all of its outputs; stop at a stop request."""
     for split in predictor.plan.splits:
-        tasks = [task for task in own if task[0] == split.name]
+        tasks = [task for task in own_tasks if task[0] == split.name]
         firsts = [first for task in tasks for first in outputs.batches_of(task)]
         if not firsts:
             continue

@@ -110,7 +110,7 @@ def _watched(
     body: Callable[[Observed, Watchdog], None],
     report: StatusReport,
     reported: list[str],
-    place: Placement,
+    process: Placement,
     signs: Path,
     stall_s: float,
     show: Callable[[BaseException], None],
@@ -131,14 +131,14 @@ def _watched(
                 communicator.abort(error.exit_code)
         os._exit(error.exit_code)
 
-    monitor = RankMonitor(place.rank, place.size, os.uname().nodename)
+    monitor = RankMonitor(process.rank, process.size, os.uname().nodename)
     actions = Actions(end=end, on_lost=partial(report_left, folder), failed=partial(failed_of, folder))
     watch = Watchdog(monitor=monitor, folder=signs, actions=actions)
     watch.limits = Limits(stall_s=max(stall_s, START_S))
     with watching(watch):
         try:
             with monitor.waiting_for("starting MPI", hidden=True):
-                communicator = observe(communicator_for(place), monitor)
+                communicator = observe(communicator_for(process), monitor)
             processes = _met(communicator, watch, folder)
             body(communicator, watch)
             watch.accuses = False

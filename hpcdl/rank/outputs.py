@@ -282,9 +282,9 @@ def _data_of(run_dir: Path, config: TrainConfig, given: str | None) -> Dataset:
         dataset = open_dataset(given, seed=config.run.seed)
         if dataset.checksum == read_record(run_dir).data_checksum:
             return dataset
-    found = data_trained_on(run_dir, config)
-    if found is not None:
-        return found
+    learnt = data_trained_on(run_dir, config)
+    if learnt is not None:
+        return learnt
     try:
         return open_dataset(config.data.data, seed=config.run.seed)
     except UsageError as error:

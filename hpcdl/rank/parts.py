@@ -57,8 +57,8 @@ class Trainer:
         """Train to the end, or to a stop that all ranks agree on (StoppedEarly, after a checkpoint)."""
         raise NotImplementedError
 
-    def position_at(self, step: int, facts: Mapping[str, Any], own: Mapping[str, Array]) -> Position:
-        """Return this worker's position in a state saved after `step` with `facts` and this rank's `own` arrays."""
+    def position_at(self, step: int, facts: Mapping[str, Any], local_state: Mapping[str, Array]) -> Position:
+        """Return this worker's position in a state saved after `step` with `facts` and the arrays of `local_state`."""
         raise NotImplementedError
 
     def rejoin(self) -> None:
@@ -155,10 +155,10 @@ class Parts:
         """Keep this worker's own moving statistics, whatever `start` takes from another rank."""
         self._own = self.saver.own_statistics()
 
-    def restore_worker(self, own: Mapping[str, Array]) -> None:
+    def restore_worker(self, local_state: Mapping[str, Array]) -> None:
         """Restore what a checkpoint holds of this rank alone: the strategy's part and the moving statistics."""
-        self.worker.restore(own)
-        self._own = own
+        self.worker.restore(local_state)
+        self._own = local_state
 
     def start(self) -> float:
         """Begin with equal state on every rank, but a resumed rank's own. Return the start time (`time.monotonic`)."""

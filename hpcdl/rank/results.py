@@ -92,15 +92,15 @@ def refuse_shared_devices(info: StrategyInfo, workers: Communicator) -> None:
             raise UsageError(f"--strategy {info.name}: {line}, or use --strategy ring")
 
 
-def _sharing(found: Sequence[Any]) -> list[str]:
-    """Return a line for each GPU that several ranks share; `found` has hosts and devices in use, in rank order."""
+def _sharing(devices: Sequence[Any]) -> list[str]:
+    """Return a line for each GPU that several ranks share; `devices` has hosts and devices in use, in rank order."""
     by_device: dict[tuple[str, str], list[int]] = {}
-    for rank, (host, device_info) in enumerate(found):
+    for rank, (host, device_info) in enumerate(devices):
         if device_info["shared"]:
             by_device.setdefault((host, device_info["shared"]), []).append(rank)
     return [
         f"ranks {', '.join(map(str, ranks))} share GPU {device} of {host}, "
-        f"which has {found[ranks[0]][1]['available']}: start as many workers a node as it has GPUs"
+        f"which has {devices[ranks[0]][1]['available']}: start as many workers a node as it has GPUs"
         for (host, device), ranks in by_device.items()
         if len(ranks) > 1
     ]
@@ -191,9 +191,9 @@ def facts_of_steps(num_steps: int, first_steps: Sequence[float], steps: Sample) 
     }
 
 
-def gather_ranks(communicator: Communicator, own: RankRecord) -> list[RankRecord]:
+def gather_ranks(communicator: Communicator, record: RankRecord) -> list[RankRecord]:
     """Return every rank's own record, on every rank."""
-    return [from_json(RankRecord, document) for document in communicator.allgather_json(vars(own))]
+    return [from_json(RankRecord, document) for document in communicator.allgather_json(vars(record))]
 
 
 def worker_record(

@@ -43,21 +43,21 @@ class Joined:
     """Whether this rank may print its error, by its final state."""
 
 
-def join(place: Placement, *, mpi: bool = True, monitor: RankMonitor | None = None) -> Observed:
+def join(process: Placement, *, mpi: bool = True, monitor: RankMonitor | None = None) -> Observed:
     """Prepare this process (before TensorFlow is imported) and join the other ranks of its launcher; collective."""
-    set_up_process(place.local_rank)
-    return observe(communicator_for(place, mpi=mpi), monitor)
+    set_up_process(process.local_rank)
+    return observe(communicator_for(process, mpi=mpi), monitor)
 
 
 @contextlib.contextmanager
 def as_rank(
-    place: Placement, agree: Callable[[Observed], Joined], *, mpi: bool = True
+    process: Placement, agree: Callable[[Observed], Joined], *, mpi: bool = True
 ) -> Iterator[tuple[Observed, Watchdog, Joined]]:
     """Inside, this process is one of the ranks that an external launcher has started; collective.
 
     `agree` decides with all ranks where they work. An error of one rank ends them all; all of them leave together.
     """
-    communicator = join(place, mpi=mpi)
+    communicator = join(process, mpi=mpi)
     joined = agree(communicator)
     run_dir = joined.run_dir
 
@@ -69,7 +69,7 @@ def as_rank(
     with leaving_together(communicator, run_dir, joined.may_speak), watching(watchdog):
         yield communicator, watchdog, joined
     if not mpi:
-        close_rendezvous(place)
+        close_rendezvous(process)
 
 
 def set_up_process(local_rank: int) -> None:
@@ -86,39 +86,39 @@ def set_up_process(local_rank: int) -> None:
     runtime.silence()
 
 
-def communicator_for(place: Placement, *, mpi: bool = True) -> Communicator:
+def communicator_for(process: Placement, *, mpi: bool = True) -> Communicator:
     """Return MPI's world; for one rank a communicator without MPI; with `mpi` false one for control messages only."""
-    mpi = mpi and place.launcher != OWN_LAUNCHER and WITHOUT_MPI_VARIABLE not in os.environ
-    check_own_node(mpi=mpi and place.size > 1)
-    if place.size == 1:
+    mpi = mpi and process.launcher != OWN_LAUNCHER and WITHOUT_MPI_VARIABLE not in os.environ
+    check_own_node(mpi=mpi and process.size > 1)
+    if process.size == 1:
         from hpcdl.comm.threads import alone
 
         return alone()
     if not mpi:
         from hpcdl.comm.tcp import control_world, make_secret
 
-        if place.rank == 0 and STATUS_VARIABLE not in os.environ:
-            make_secret(rendezvous_dir(place))
-        return control_world(place.rank, place.size, job_address(place), rendezvous_dir(place))
+        if process.rank == 0 and STATUS_VARIABLE not in os.environ:
+            make_secret(rendezvous_dir(process))
+        return control_world(process.rank, process.size, job_address(process), rendezvous_dir(process))
     from hpcdl.comm.mpi.communicator import world
 
-    return world(expected_size=place.size)
+    return world(expected_size=process.size)
 
 
-def rendezvous_dir(place: Placement) -> Path:
+def rendezvous_dir(process: Placement) -> Path:
     """Return where ranks without MPI meet: a folder of the run, or one for the scheduler's step in the user's cache."""
     if STATUS_VARIABLE in os.environ:
         return Path(os.environ[STATUS_VARIABLE])
     step = "-".join(os.environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-    return user_cache_folder() / "steps" / f"{place.launcher}-{step}"
+    return user_cache_folder() / "steps" / f"{process.launcher}-{step}"
 
 
-def close_rendezvous(place: Placement) -> None:
+def close_rendezvous(process: Placement) -> None:
     """Remove this step's meeting folder from the user's cache, if there is one."""
-    if place.rank == 0 and place.size > 1 and STATUS_VARIABLE not in os.environ:
+    if process.rank == 0 and process.size > 1 and STATUS_VARIABLE not in os.environ:
         from hpcdl.comm.tcp import RENDEZVOUS_NAMES
 
-        remove_folder(rendezvous_dir(place), RENDEZVOUS_NAMES)
+        remove_folder(rendezvous_dir(process), RENDEZVOUS_NAMES)
 
 
 @contextlib.contextmanager

@@ -32,13 +32,13 @@ class SynchronousTrainer(Trainer):
         allowed_s = time_allowed(parts.config.checkpoint.time_limit)
         self._leaves_at = None if allowed_s is None else time.monotonic() + allowed_s
 
-    def position_at(self, step: int, facts: Mapping[str, Any], own: Mapping[str, Array]) -> Position:
+    def position_at(self, step: int, facts: Mapping[str, Any], local_state: Mapping[str, Array]) -> Position:
         """Return a checkpoint's position in this run. With another global batch continue at the epoch's next sample."""
         run_plan, epoch = self.parts.run_plan, step // facts["steps_per_epoch"]
         position = Position(num_metrics=len(self.parts.host.objective.names))
         position.shift = Shift(epoch=epoch, samples=facts.get("shift", 0))
         if facts["ranks"] == self.parts.group.size and facts["global_batch"] == run_plan.global_batch:
-            position.restore(own)
+            position.restore(local_state)
             return position
         position.seconds = facts["seconds"]
         position.step = step

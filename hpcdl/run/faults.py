@@ -176,86 +176,86 @@ def _parse(text: str, num_ranks: int, num_hosts: int | None) -> Fault:
     )
 
 
-def _check_number(found: re.Match[str], num_ranks: int, num_hosts: int | None) -> None:
+def _check_number(match: re.Match[str], num_ranks: int, num_hosts: int | None) -> None:
     """Raise ValueError if no rank or node has this number, or if there is no network between several."""
-    on_host, number = found["of"] == "host", found["rank"]
+    on_host, number = match["of"] == "host", match["rank"]
     if on_host and num_hosts == 1:
-        raise ValueError("this run is on one node" + ("; rank=R is possible there" if found["kind"] != SKEW else ""))
-    if found["kind"] in NETWORK and num_ranks == 1:
+        raise ValueError("this run is on one node" + ("; rank=R is possible there" if match["kind"] != SKEW else ""))
+    if match["kind"] in NETWORK and num_ranks == 1:
         raise ValueError("a run of one rank has no messages")
     num = num_hosts if on_host else num_ranks
     if number != "random" and num is not None and int(number) >= num:
         raise ValueError(f"there are {'hosts' if on_host else 'ranks'} 0 to {num - 1}")
 
 
-def _parse_of_network(found: re.Match[str], text: str) -> Fault:
-    kind, when = found["kind"], found["step"] or found["time"]
-    if found["every"] or found["seed"]:
+def _parse_of_network(match: re.Match[str], text: str) -> Fault:
+    kind, when = match["kind"], match["step"] or match["time"]
+    if match["every"] or match["seed"]:
         raise ValueError("@every and seed belong to random ones, for example partition:host=random@every=60s:seed=3+5s")
-    if kind == PARTITION and (found["value"] or not when):
+    if kind == PARTITION and (match["value"] or not when):
         raise ValueError("say when: partition:host=3@step=50, with +20s where it heals after that time")
-    if kind != PARTITION and (when or found["duration"]):
+    if kind != PARTITION and (when or match["duration"]):
         raise ValueError(f"{kind} holds from the start on: give no time")
-    if kind == LINK and not (found["rate"] and float(found["value"])):
+    if kind == LINK and not (match["rate"] and float(match["value"])):
         raise ValueError("say how fast, for example link:host=1:100mbit")
-    if kind == SKEW and (found["of"] == "rank" or not found["shift"]):
+    if kind == SKEW and (match["of"] == "rank" or not match["shift"]):
         raise ValueError("say which node's clock, and how far it is ahead or behind, for example skew:host=2:+2s")
     value = None
     if kind == LINK:
-        value = float(found["value"]) * _BITS[found["rate"]] / 8
+        value = float(match["value"]) * _BITS[match["rate"]] / 8
     elif kind == SKEW:
-        value = parse_seconds(found["shift"][1:]) * (-1 if found["shift"][0] == "-" else 1)
+        value = parse_seconds(match["shift"][1:]) * (-1 if match["shift"][0] == "-" else 1)
     return Fault(
         kind=kind,
-        rank=int(found["rank"]),
-        of_host=found["of"] == "host",
+        rank=int(match["rank"]),
+        of_host=match["of"] == "host",
         value=value,
-        step=int(found["step"]) if found["step"] else None,
-        time_s=parse_seconds(found["time"]) if found["time"] else None,
-        duration_s=parse_seconds(found["duration"]) if found["duration"] else None,
+        step=int(match["step"]) if match["step"] else None,
+        time_s=parse_seconds(match["time"]) if match["time"] else None,
+        duration_s=parse_seconds(match["duration"]) if match["duration"] else None,
         text=text,
     )
 
 
-def _parse_of_file(found: re.Match[str], text: str) -> Fault:
-    kind = found["kind"]
-    if found["value"] or found["duration"] or found["time"] or found["every"] or found["seed"]:
+def _parse_of_file(match: re.Match[str], text: str) -> Fault:
+    kind = match["kind"]
+    if match["value"] or match["duration"] or match["time"] or match["every"] or match["seed"]:
         raise ValueError(f"{kind} takes no value and no time" + ("; @step=N is possible" if kind != UNREADABLE else ""))
-    if kind == UNREADABLE and found["step"]:
+    if kind == UNREADABLE and match["step"]:
         raise ValueError("a shard is unreadable from the start: give no step")
-    if kind == FLIPPED and not found["step"]:
+    if kind == FLIPPED and not match["step"]:
         raise ValueError("flip strikes in a step: give @step=N")
     return Fault(
         kind=kind,
         rank={FULL: 0, FLIPPED: FLIPPED_RANK}.get(kind),
-        bucket=int(found["bucket"]) if found["bucket"] else None,
-        shard=int(found["shard"]) if found["shard"] else None,
-        step=int(found["step"]) if found["step"] else None,
+        bucket=int(match["bucket"]) if match["bucket"] else None,
+        shard=int(match["shard"]) if match["shard"] else None,
+        step=int(match["step"]) if match["step"] else None,
         text=text,
     )
 
 
-def _parse_random(found: re.Match[str], text: str) -> Fault:
-    kind = found["kind"]
+def _parse_random(match: re.Match[str], text: str) -> Fault:
+    kind = match["kind"]
     if kind not in AGAIN:
         raise ValueError(f"{kind} does not come at random; {', '.join(AGAIN)} do")
-    if not found["every"] or found["step"] or found["time"]:
+    if not match["every"] or match["step"] or match["time"]:
         raise ValueError("say how often in the mean: rank=random@every=60s")
-    if found["duration"] and kind not in ("stop", PARTITION):
+    if match["duration"] and kind not in ("stop", PARTITION):
         raise ValueError("only stop and partition have a duration")
-    if found["value"] and kind != "exit":
+    if match["value"] and kind != "exit":
         raise ValueError(f"{kind} takes no value")
-    every_s = parse_seconds(found["every"])
+    every_s = parse_seconds(match["every"])
     if every_s <= 0:
         raise ValueError("the time between two must be above 0")
     return Fault(
         kind=kind,
         rank=None,
-        of_host=found["of"] == "host",
-        value=float(found["value"]) if found["value"] else None,
+        of_host=match["of"] == "host",
+        value=float(match["value"]) if match["value"] else None,
         every_s=every_s,
-        seed=int(found["seed"] or 0),
-        duration_s=parse_seconds(found["duration"]) if found["duration"] else None,
+        seed=int(match["seed"] or 0),
+        duration_s=parse_seconds(match["duration"]) if match["duration"] else None,
         text=text,
     )
 

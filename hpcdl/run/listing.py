@@ -156,12 +156,12 @@ def _epoch(step: int, facts: Mapping[str, Any]) -> float | None:
     return float(counted) if isinstance(counted, (int, float)) and abs(counted) < _MOST_EPOCHS else None
 
 
-def require_whole(found: list[ListedCheckpoint]) -> None:
+def require_whole(checkpoints: list[ListedCheckpoint]) -> None:
     """Raise CorruptError naming every damaged checkpoint, and from where a run would continue."""
-    damaged = [checkpoint for checkpoint in found if not checkpoint.whole]
+    damaged = [checkpoint for checkpoint in checkpoints if not checkpoint.whole]
     if not damaged:
         return
-    whole_steps = [checkpoint.step for checkpoint in found if checkpoint.whole]
+    whole_steps = [checkpoint.step for checkpoint in checkpoints if checkpoint.whole]
     remedy = f"--resume continues after step {whole_steps[0]}" if whole_steps else "none is left to continue from"
     raise CorruptError(f"{'; '.join(checkpoint.problem for checkpoint in damaged)}; {remedy}")
 

@@ -146,15 +146,15 @@ def fields_as_trained(given: Dataset, trained: Dataset) -> tuple[Dataset, list[s
 def _compare_columns(given: Dataset, trained: Dataset, field: Field, learnt: Field) -> list[str]:
     """Raise UsageError if a field is made of other table columns than in training; a message if that is not known."""
     pairs = itertools.zip_longest(field.columns, learnt.columns, fillvalue="none")
-    differing = ((number, own, other) for number, (own, other) in enumerate(pairs, 1) if own != other)
-    number, own, other = next(differing, (0, "", ""))
+    differing = ((number, new, other) for number, (new, other) in enumerate(pairs, 1) if new != other)
+    number, new, other = next(differing, (0, "", ""))
     if not number:
         return []
     if not field.columns or not learnt.columns:
         unnamed = given if learnt.columns else trained
         return [f"{unnamed.name} does not name the columns of {field.name!r}: their order is not checked"]
     raise UsageError(
-        f"{given.name}: column {number} of {field.name!r} is {own}, and was {other} in {trained.name}, which the model "
+        f"{given.name}: column {number} of {field.name!r} is {new}, and was {other} in {trained.name}, which the model "
         "was trained on; shard a table with the same columns in the same order"
     )
 

@@ -101,8 +101,8 @@ class Output:
 
     def _files(self) -> list[Path]:
         """Return the files by rank or node, stdout before stderr."""
-        own = [*self._folder.glob(f"{_RANK}*"), *self._folder.glob(f"{_NODE}*")]
-        paths = [path for path in own if path.suffix[1:] in STREAMS]
+        files = [*self._folder.glob(f"{_RANK}*"), *self._folder.glob(f"{_NODE}*")]
+        paths = [path for path in files if path.suffix[1:] in STREAMS]
         return sorted(paths, key=lambda path: (_rank_of(path), path.stem, STREAMS.index(path.suffix[1:])))
 
     def forward(self, *, rest: bool = False) -> None:

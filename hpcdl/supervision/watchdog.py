@@ -183,14 +183,14 @@ def _is_free(note: Note, after_s: float) -> bool:
 
 
 def _deadlock(
-    asker: Note, mine: WaitNote, others: Sequence[Note], after_s: float, waited: str
+    asker: Note, own_wait: WaitNote, others: Sequence[Note], after_s: float, waited: str
 ) -> Verdict | None:  # fmt: skip
     """Diagnose ranks that all wait for each other: two operations that do not match, or a message that never comes."""
     if not others or any(max(wait.age_s for wait in note.waits) < after_s for note in others):
         return None
     for note in others:
         other_wait = max(note.waits, key=lambda wait: wait.age_s)
-        if other_wait.operation != mine.operation:
+        if other_wait.operation != own_wait.operation:
             text = f"deadlock: {note.name} waits in {other_wait.operation} ({note.place}), while {waited}"
             return Verdict(kind="deadlock", cause=note.rank, host=note.host, text=text, fatal=True)
     text = f"{waited}, and so do all others: the network or the library hangs"
@@ -431,8 +431,8 @@ class Watchdog:
         (first_s, before_s), (last_s, after_s) = self._processor[0], self._processor[-1]
         return (after_s - before_s) / (last_s - first_s) if last_s > first_s else 1.0
 
-    def _judge(self, mine: Note, alarm: str) -> None:
-        verdict = diagnose(mine, self._answers(alarm), self.hosts, self.limits)
+    def _judge(self, note: Note, alarm: str) -> None:
+        verdict = diagnose(note, self._answers(alarm), self.hosts, self.limits)
         suspected = None if verdict is None else (verdict.kind, verdict.cause)
         # Require it twice, one check apart: a note may be on its way, a wait may have just ended.
         confirmed, self._suspected = suspected == self._suspected, suspected

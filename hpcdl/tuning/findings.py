@@ -45,7 +45,7 @@ Measured = Sequence[tuple[Settings, Sequence[TrialOutcome]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class SearchResult:
     """How a search ended: `choice` is None if no trial succeeded; `stopped` if a signal ended it.
 
     `counted` is the unit of the trials' rates.
@@ -76,14 +76,14 @@ def checked(outcome: TrialOutcome, settings: Settings, measured: Measured) -> Tr
     return dataclasses.replace(outcome, status="inconsistent", images_per_second=None, loss=None, message=message)
 
 
-def _reference(own: Settings, measured: Measured) -> tuple[float | None, float]:
+def _reference(reference: Settings, measured: Measured) -> tuple[float | None, float]:
     """Return the loss under the engine's defaults: with as many ranks if there is one, else with any; same batch."""
     losses: dict[bool, float] = {}
     for settings, outcomes in measured:
-        if plain_engine(settings) and settings.batch_size == own.batch_size:
+        if plain_engine(settings) and settings.batch_size == reference.batch_size:
             for outcome in outcomes:
                 if outcome.status == "ok" and outcome.loss is not None:
-                    losses.setdefault(settings.ranks_per_node == own.ranks_per_node, outcome.loss)
+                    losses.setdefault(settings.ranks_per_node == reference.ranks_per_node, outcome.loss)
     return (losses[True], SAME_LOSS) if True in losses else (losses.get(False), LIKE_LOSS)
 
 
@@ -108,8 +108,8 @@ def summaries(measured: Measured) -> tuple[TrialSummary, ...]:
     return tuple(sorted(ranked, key=lambda trial: -(trial.images_per_second or 0.0)))
 
 
-def _summary(own: Settings, outcomes: Sequence[TrialOutcome]) -> TrialSummary:
-    settings: dict[str, Any] = chosen(own)
+def _summary(tried: Settings, outcomes: Sequence[TrialOutcome]) -> TrialSummary:
+    settings: dict[str, Any] = chosen(tried)
     speeds = [outcome.images_per_second for outcome in outcomes if outcome.images_per_second is not None]
     bad = [outcome for outcome in outcomes if outcome.status != "ok"]
     if not speeds:
@@ -135,20 +135,20 @@ def warnings_of(measured: Measured) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def as_profile(found: Found, base: Profile) -> Profile:
-    """Return the final profile of a search: `base` says where and what, `found` what was fastest and how certain."""
-    base = dataclasses.replace(base, counted=found.counted, trials=found.trials)
-    if found.choice is None or found.settings is None:
+def as_profile(result: SearchResult, base: Profile) -> Profile:
+    """Return the final profile of a search: `base` says where and what, `result` what was fastest and how certain."""
+    base = dataclasses.replace(base, counted=result.counted, trials=result.trials)
+    if result.choice is None or result.settings is None:
         return dataclasses.replace(base, verdict="no trial ended with success: the defaults")
-    winner = next(trial for trial in found.trials if trial.settings == chosen(found.settings))
+    winner = next(trial for trial in result.trials if trial.settings == chosen(result.settings))
     return dataclasses.replace(
         base,
-        settings=found.settings,
-        batch_size=found.settings.batch_size or base.batch_size,
+        settings=result.settings,
+        batch_size=result.settings.batch_size or base.batch_size,
         images_per_second=winner.images_per_second,
         ci95=winner.ci95,
         n=winner.n,
-        verdict=verdict(found.choice, settled=found.settled),
+        verdict=verdict(result.choice, settled=result.settled),
     )
 
 
@@ -287,7 +287,7 @@ def profile_of_log(path: Path) -> Profile:
         for outcome in outcomes:
             search.tell(index, outcome.images_per_second if outcome.status == "ok" else None)
     choice = search.best()
-    search_result = Found(
+    search_result = SearchResult(
         choice=choice,
         settings=None if choice is None else candidates[choice.index][0],
         trials=summaries(candidates),

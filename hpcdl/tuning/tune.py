@@ -37,7 +37,7 @@ from hpcdl.node.profile import (
     write_profile,
 )
 from hpcdl.node.topology import Topology, draw
-from hpcdl.tuning.findings import Found, as_profile, checked, summaries, unit_of, warnings_of
+from hpcdl.tuning.findings import SearchResult, as_profile, checked, summaries, unit_of, warnings_of
 from hpcdl.tuning.log import TrialLog, earlier_log
 from hpcdl.tuning.search import Choice, Search
 from hpcdl.tuning.space import Candidate, Space, build_space, read_space
@@ -95,7 +95,7 @@ class Tuning:
     _outcomes: dict[int, list[TrialOutcome]] = field(default_factory=dict)
     _durations: list[float] = field(default_factory=list)
 
-    def run(self) -> Found:
+    def run(self) -> SearchResult:
         """Search until settled, the budget is used up, or SIGINT or SIGTERM requests a stop. Keep the best so far."""
         candidates = self.space.candidates
         points = [dataclasses.asdict(candidate.settings) for candidate in candidates]
@@ -112,7 +112,7 @@ class Tuning:
         with caught(self._interrupt):
             settled = self._loop()
         choice = self._search.best()
-        return Found(
+        return SearchResult(
             choice=choice,
             settings=None if choice is None else candidates[choice.index].settings,
             trials=summaries(self._by_settings()),
@@ -210,7 +210,7 @@ class Tuned:
     """The result of a search. `path` is None if nothing was stored, because no trial succeeded in time."""
 
     profile: Profile
-    found: Found
+    result: SearchResult
     path: Path | None
     log: Path
 
@@ -301,11 +301,11 @@ def tune(
     if search_result.choice is None:
         if search_result.trials:
             raise HpcdlError(f"no trial succeeded; {search_result.warnings[0]}; the log is {log.path}")
-        return Tuned(profile=profile, found=search_result, path=None, log=log.path)
-    return Tuned(profile=profile, found=search_result, path=path, log=log.path)
+        return Tuned(profile=profile, result=search_result, path=None, log=log.path)
+    return Tuned(profile=profile, result=search_result, path=path, log=log.path)
 
 
-def _searched(run_plan: PreparedSearch, log: TrialLog, notify: Callable[[SearchProgress], None]) -> Found:
+def _searched(run_plan: PreparedSearch, log: TrialLog, notify: Callable[[SearchProgress], None]) -> SearchResult:
     config, prefixes = run_plan.config, trial_prefixes(os.environ)
     folder = log.path.parent if len(prefixes) > 1 else None  # the other nodes do not see a node's own /tmp
     return Tuning(

@@ -19,7 +19,7 @@ from hpcdl.config.schema import TuneConfig
 from hpcdl.core.records.run_record import HistoryPoint, InferenceRecord
 from hpcdl.node.profile import Profile, Settings, TrialSummary
 from hpcdl.supervision.live import RunNow
-from hpcdl.tuning.findings import Found
+from hpcdl.tuning.findings import SearchResult
 from hpcdl.tuning.search import Choice
 from hpcdl.tuning.tune import SearchProgress, Tuned
 from tests.report.synthetic import make_record, write_run
@@ -121,11 +121,11 @@ def test_a_search_for_threads(counted: str, capsys: pytest.CaptureFixture[str]) 
         settings=Settings(), machine="", processor="", fingerprint="", num_cores=1, model="lenet", batch_size=8,
         images_per_second=99.0, counted=counted, trials=trials,
     )  # fmt: skip
-    found = Found(
+    found = SearchResult(
         choice=best, settings=Settings(), trials=trials, counted=counted, num_samples=3, seconds=1.0, settled=True,
         stopped=False, warnings=(),
     )  # fmt: skip
-    tuned = Tuned(profile=profile, found=found, path=Path("p.toml"), log=Path("l"))
+    tuned = Tuned(profile=profile, result=found, path=Path("p.toml"), log=Path("l"))
     settings = resolved(TuneConfig, "tune-threads", {"model": "lenet", "batch_size": 8}, None, None).config
     node._show_result(tuned, settings, json=False, commentary=Commentary(quiet=False))
     shown = capsys.readouterr().out

@@ -20,7 +20,7 @@ from hpcdl.node.engine import Engine
 from hpcdl.node.machines import read_machine
 from hpcdl.node.plan import fill
 from hpcdl.node.profile import Profile, Settings, chosen, read_profile, write_profile
-from hpcdl.tuning.findings import Found, as_profile
+from hpcdl.tuning.findings import SearchResult, as_profile
 from hpcdl.tuning.log import TrialLog
 from hpcdl.tuning.space import Candidate, Space, build_space
 from hpcdl.tuning.trials import TrialOutcome
@@ -91,7 +91,7 @@ def tune(
     max_samples: int | None = None,
     resume: bool = False,
     hosts: int = 1,
-) -> Found:
+) -> SearchResult:
     return Tuning(
         space=space(),
         measure=node,

@@ -47,17 +47,17 @@ def docs(
         _open(start)
 
 
-def _show_found(folder: Path, found: Sequence[FoundPage], *, json: bool) -> None:
+def _show_found(folder: Path, pages: Sequence[FoundPage], *, json: bool) -> None:
     """Print the best line of each page, and the number of its other lines."""
     if json:
-        rows = [(page.path, number, text) for page in found for number, text in page.lines]
+        rows = [(page.path, number, text) for page in pages for number, text in page.lines]
         print_json({"found": [{"page": str(path), "line": number, "text": text} for path, number, text in rows]})
         return
-    for page in found:
+    for page in pages:
         number, text = page.best
         more = f"  (and {len(page.lines) - 1} more)" if len(page.lines) > 1 else ""
         put(f"{os.path.relpath(page.path, folder)}:{number}: {text[:LONGEST_LINE]}{more}")
-    say(f"{counted(len(found), 'page')} in {folder}")
+    say(f"{counted(len(pages), 'page')} in {folder}")
 
 
 def _open(page: Path) -> None:

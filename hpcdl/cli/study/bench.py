@@ -298,14 +298,14 @@ def _print_utilisation(result: InputResult) -> None:
     put(f"accelerator utilisation {mean}: {verdict}")
 
 
-def _print_metadata(found: MetadataOperations, num_ranks: int) -> None:
+def _print_metadata(measured: MetadataOperations, num_ranks: int) -> None:
     """Print the counts of the rank with most operations, and of all ranks; nothing for data without files."""
-    if not found.start.all_ranks.total:
+    if not measured.start.all_ranks.total:
         return
-    reached = "the first epoch" if found.epochs >= 1 else f"the first {found.epochs:.2g} of an epoch"
-    parts = [("at the start", found.start), (f"in {reached}", found.first_epoch)]
-    if found.later_epoch is not None:
-        parts.append(("in an epoch after it", found.later_epoch))
+    reached = "the first epoch" if measured.epochs >= 1 else f"the first {measured.epochs:.2g} of an epoch"
+    parts = [("at the start", measured.start), (f"in {reached}", measured.first_epoch)]
+    if measured.later_epoch is not None:
+        parts.append(("in an epoch after it", measured.later_epoch))
     put()
     print_table(
         ("metadata operations of a rank", "opens", "stats", *(["of all ranks"] if num_ranks > 1 else [])),

@@ -136,20 +136,20 @@ def _share(text: str | None) -> float | None:
     return value
 
 
-def _write(found: Answer, out: Path) -> None:
+def _write(answer: Answer, out: Path) -> None:
     from hpcdl.core.storage.files import json_text, write_output
     from hpcdl.predict.outlook import draw
 
-    document = found.as_json()
-    paths = draw(document["predictions"], out, found.counted)
+    document = answer.as_json()
+    paths = draw(document["predictions"], out, answer.counted)
     write_output(out / "predict.json", json_text(document))
     say(f"written: {', '.join([str(out / 'predict.json'), *(path.name for path in paths)])}")
 
 
-def _print(found: Answer) -> None:
-    models = list(dict.fromkeys(item.job.model for item in found.predictions))
+def _print(answer: Answer) -> None:
+    models = list(dict.fromkeys(item.job.model for item in answer.predictions))
     for model in models:
-        rows = [item for item in found.predictions if item.job.model == model]
+        rows = [item for item in answer.predictions if item.job.model == model]
         put(f"{model}, {_batches(rows)}: a step and its limits")
         known = [item for item in rows if item.step_seconds.bounded]
         if known:
@@ -162,17 +162,17 @@ def _print(found: Answer) -> None:
         if any(item.marks for item in rows):
             put("* trust it less: the last lines say why")
         _print_best(rows)
-    for tests in found.held_out.values():
+    for tests in answer.held_out.values():
         for item in tests:
             put(f"held out: {item.strategy} on {counted(item.workers, 'worker')} took {format_seconds(item.measured)}")
             inside = "inside" if item.covered else "outside"
             guess = f"{format_seconds(item.predicted)} ({100 * item.error:+.1f} %, {inside} its interval)"
             put(f"  predicted from smaller sizes: {guess}")
-    for line in _reasons(found.predictions):
+    for line in _reasons(answer.predictions):
         put(textwrap.fill(line, 79, subsequent_indent="  ", break_on_hyphens=False))
-    for line in _crossings(found):
+    for line in _crossings(answer):
         put(line)
-    for warning in found.warnings:
+    for warning in answer.warnings:
         put(textwrap.fill(f"! {warning}", 79, subsequent_indent="  ", break_on_hyphens=False))
 
 
@@ -212,8 +212,8 @@ def _cells(item: Prediction) -> tuple[str, ...]:
     return (*size, format_seconds(step.mean), _ends(step), f"{100 * item.efficiency.mean:.0f} %", limit + mark)
 
 
-def _ends(found: Range) -> str:
-    return format_seconds_interval(found.mean, found.low, found.high)
+def _ends(interval: Range) -> str:
+    return format_seconds_interval(interval.mean, interval.low, interval.high)
 
 
 def _print_best(rows: Sequence[Prediction]) -> None:
@@ -248,9 +248,9 @@ def _reasons(rows: Sequence[Prediction]) -> list[str]:
     return lines
 
 
-def _crossings(found: Answer) -> list[str]:
+def _crossings(answer: Answer) -> list[str]:
     lines = []
-    for row in found.crossings:
+    for row in answer.crossings:
         if row["what"] == "best strategy":
             similar = ", ".join(row["not_distinguishable"])
             lines.append(f"best from {counted(row['nodes'], 'node')}: {row['strategy']}")
@@ -263,13 +263,13 @@ def _crossings(found: Answer) -> list[str]:
     lines += [
         f"best on {counted(choice.nodes, 'node')} for {choice.strategy}: {counted(choice.servers, 'server')}, "
         f"placement {choice.placement}"
-        for choice in found.best_servers[-1:]
+        for choice in answer.best_servers[-1:]
     ]
     return lines
 
 
-def _print_next(found: Answer) -> None:
-    run = found.next_run
+def _print_next(answer: Answer) -> None:
+    run = answer.next_run
     if run is None:
         return
     does = "halves" if run.halves else "narrows"

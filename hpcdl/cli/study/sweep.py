@@ -322,8 +322,8 @@ def _cost_cells(item: PointCost) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _ends(found: Range) -> str:
-    return format_seconds_interval(found.mean, found.low, found.high)
+def _ends(interval: Range) -> str:
+    return format_seconds_interval(interval.mean, interval.low, interval.high)
 
 
 def _print_total(cost: StudyCost) -> None:

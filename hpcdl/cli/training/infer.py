@@ -48,7 +48,7 @@ def infer(
 
     settings = resolved(InferConfig, "infer", flags, config, set_)
     check_trusted(model, trust)
-    place = begin(settings, quiet=quiet)
+    process = begin(settings, quiet=quiet)
     shown: set[str] = set()
 
     def on_event(event: dict[str, Any]) -> None:
@@ -57,11 +57,11 @@ def infer(
             say(event["text"])
 
     out = settings.config.run.out
-    if place is None:
+    if process is None:
         record = launch.infer(settings, model, on_event)
     else:
-        launch.infer_inside(settings, model, place, on_event)
-        if place.rank != 0:
+        launch.infer_inside(settings, model, process, on_event)
+        if process.rank != 0:
             return
         record = read_record(out)
     if json:

@@ -56,14 +56,14 @@ def run(
     from hpcdl.launch import script as launch
 
     settings = resolved(ScriptConfig, "run", flags, config, set_, below=_resumed(flags, trust))
-    place = begin(settings, quiet=quiet)
-    if place is None or place.rank == 0:
+    process = begin(settings, quiet=quiet)
+    if process is None or process.rank == 0:
         _warn_of_late_flags(script, arguments or [], flags)
     script_call = launch.Script(path=script, arguments=arguments or [])
-    if place is not None:
+    if process is not None:
         if prefix:
-            raise UsageError(f"--prefix: {place.launcher} prints what ranks say; use its own (srun -l, mpiexec -l)")
-        launch.run_inside(settings, script_call, place, undistributed=undistributed)
+            raise UsageError(f"--prefix: {process.launcher} prints what ranks say; use its own (srun -l, mpiexec -l)")
+        launch.run_inside(settings, script_call, process, undistributed=undistributed)
         return
     commentary = Commentary(quiet=quiet)
     try:

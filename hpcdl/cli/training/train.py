@@ -78,14 +78,14 @@ def train(
         steps = {"workers": run_plan.num_workers, "steps": run_plan.num_steps, "global_batch": run_plan.global_batch}
         print_json(steps) if json else put(rule_in_force(run_plan))
         return
-    place = begin(settings, quiet=quiet)
-    if place is None:
+    process = begin(settings, quiet=quiet)
+    if process is None:
         with Follower(quiet=quiet) as follower:
             run_dir, record = launch.train(settings, follower.show)
     else:
         with Follower(quiet=quiet) as follower:
-            run_dir = launch.train_inside(settings, place, follower.show)
-        if place.rank != 0:
+            run_dir = launch.train_inside(settings, process, follower.show)
+        if process.rank != 0:
             return
         record = read_record(run_dir)
     if json:

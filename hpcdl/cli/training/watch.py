@@ -85,7 +85,7 @@ def _row(one: RankNow) -> tuple[str, ...]:
 def bar(shares: Sequence[float]) -> str:
     """Return shares as BAR letters in all; the largest remainders fill it up."""
     counts = [int(share * BAR) for share in shares]
-    by_rest = sorted(range(len(counts)), key=lambda place: shares[place] * BAR - counts[place], reverse=True)
-    for place in by_rest[: max(BAR - sum(counts), 0)]:
-        counts[place] += 1
+    by_rest = sorted(range(len(counts)), key=lambda index: shares[index] * BAR - counts[index], reverse=True)
+    for index in by_rest[: max(BAR - sum(counts), 0)]:
+        counts[index] += 1
     return "".join(letter * count for letter, count in zip(_LETTERS, counts, strict=False))

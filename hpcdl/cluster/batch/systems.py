@@ -162,16 +162,16 @@ def _names_in(option: str) -> list[str]:
     return [f"-l {part.partition('=')[0].strip()}" for part in text.split(",")] if name == "-l" else [name]
 
 
-def _handed_through(option: str, own: Mapping[str, str], names_in: Callable[[str], list[str]] = _names_in) -> str:
-    """Return an option of the batch system. Raises UsageError if it is invalid, has several lines or is in `own`."""
+def _handed_through(option: str, refusals: Mapping[str, str], names_in: Callable[[str], list[str]] = _names_in) -> str:
+    """Return an option of the batch system. Raises UsageError if it is invalid, of several lines or in `refusals`."""
     flag = f"--batch-option {option!r}"
     if not option.startswith("-") or not option.isprintable():
         raise UsageError(f"{flag}: give one option of the batch system, as --batch-option=--nice=100")
     for name in names_in(option):
         # sbatch also accepts the beginning of a long option.
-        meant = [key for key in own if key == name or (name.startswith("--") and key.startswith(name))]
+        meant = [key for key in refusals if key == name or (name.startswith("--") and key.startswith(name))]
         if meant:
-            raise UsageError(f"{flag}: {own[meant[0]]}")
+            raise UsageError(f"{flag}: {refusals[meant[0]]}")
     return option
 
 

@@ -68,9 +68,9 @@ class Slurm(Launcher):
     def answering(self, left_out: Sequence[str], environment: Mapping[str, str]) -> set[str]:
         """Return those that are healthy by sinfo and still in the job: Slurm removes a node that goes down."""
         job = ["squeue", "--noheader", f"--jobs={environment.get('SLURM_JOB_ID', '')}", "--format=%N"]
-        mine = set(expand_hosts(_answer(job, environment)))
+        job_hosts = set(expand_hosts(_answer(job, environment)))
         states = _states(left_out, environment)
-        return {node for node, state in states.items() if node in mine and not _GONE.match(state)}
+        return {node for node, state in states.items() if node in job_hosts and not _GONE.match(state)}
 
     def job_seconds_left(self, environment: Mapping[str, str]) -> float | None:
         """Return the job's time left by squeue, such as 1-02:03:04, in seconds."""

@@ -58,10 +58,10 @@ def _decoder(cls: type) -> Callable[[bytes], Any]:
     return msgspec.json.Decoder(cls).decode
 
 
-def _finished(cls: type[Record], found: Record) -> Record:
-    """Return `found` with the guarantees that msgspec lacks: see the head of this file."""
+def _finished(cls: type[Record], record: Record) -> Record:
+    """Return `record` with the guarantees that msgspec lacks: see the head of this file."""
     finish = _finish_of(cls)  # type: ignore[arg-type]  # mypy: type[T] is no Hashable
-    finished: Record = found if finish is None else finish(found)
+    finished: Record = record if finish is None else finish(record)
     return finished
 
 

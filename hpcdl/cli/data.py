@@ -330,11 +330,11 @@ def _show(overview: Any) -> None:
         put(f"... and {overview.num_classes - _CLASSES_SHOWN} more classes; --json lists all")
 
 
-def _scaling(item: Any) -> str:
-    if item.statistics is None:
+def _scaling(field: Any) -> str:
+    if field.statistics is None:
         return ""
-    low, high = min(item.statistics.low), max(item.statistics.high)
-    return f", {low:.4g} to {high:.4g}, scaled by {item.normalise}"
+    low, high = min(field.statistics.low), max(field.statistics.high)
+    return f", {low:.4g} to {high:.4g}, scaled by {field.normalise}"
 
 
 def _words(name: str, coded: Any) -> str:

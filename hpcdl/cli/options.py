@@ -87,29 +87,29 @@ def takes_settings(cls: type) -> Callable[[Callable[..., Any]], Callable[..., An
     Values arrive as text and are parsed with all other layers, so that every mistake is reported at once.
     """
     settings = all_settings(cls)
-    keys = [item.key for item in settings]
+    keys = [setting.key for setting in settings]
     titles = {
-        item.key: heading(group, item.key, keys)
+        setting.key: heading(group, setting.key, keys)
         for group, parameters in groups_of(cls).items()
-        for item in settings_of(parameters)
+        for setting in settings_of(parameters)
     }
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         parameters = [
-            item.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for item in inspect.signature(command, eval_str=True).parameters.values()
-            if item.name != "flags"
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in inspect.signature(command, eval_str=True).parameters.values()
+            if parameter.name != "flags"
         ]
-        generated = [_parameter(item, titles[item.key]) for item in settings]
+        generated = [_parameter(setting, titles[setting.key]) for setting in settings]
 
         def wrapper(**values: Any) -> Any:
-            flags = {item.key: _as_one(item, values.pop(item.name)) for item in settings}
+            flags = {setting.key: _as_one(setting, values.pop(setting.name)) for setting in settings}
             return command(flags=flags, **values)
 
         wrapper.__doc__ = command.__doc__
         wrapper.__name__ = command.__name__
         wrapper.__signature__ = inspect.Signature([*generated, *parameters])  # type: ignore[attr-defined]
-        wrapper.__annotations__ = {item.name: item.annotation for item in [*generated, *parameters]}
+        wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in [*generated, *parameters]}
         return wrapper
 
     return decorate
@@ -140,10 +140,10 @@ def _layers(
     return [*layers, set_layer(pairs or []), flag_layer(flags)]
 
 
-def _as_one(item: Setting, value: Any) -> Any:
+def _as_one(setting: Setting, value: Any) -> Any:
     """Return the value of a flag; join a repeated flag with commas, unless commas are part of its words."""
     if isinstance(value, list):
-        return (value or None) if item.kind == "words" else ",".join(value)
+        return (value or None) if setting.kind == "words" else ",".join(value)
     return value
 
 
@@ -152,46 +152,46 @@ def names_in(words: Sequence[str] | None) -> list[str]:
     return [name.strip() for word in words or () for name in word.split(",") if name.strip()]
 
 
-def _parameter(item: Setting, title: str) -> inspect.Parameter:
-    option_keywords: dict[str, Any] = {"help": _help(item), "show_default": False, "rich_help_panel": title}
-    if item.kind == "bool":
-        annotation: Any = Annotated[bool | None, typer.Option(f"--{item.key}/--no-{item.key}", **option_keywords)]
+def _parameter(setting: Setting, title: str) -> inspect.Parameter:
+    option_keywords: dict[str, Any] = {"help": _help(setting), "show_default": False, "rich_help_panel": title}
+    if setting.kind == "bool":
+        annotation: Any = Annotated[bool | None, typer.Option(f"--{setting.key}/--no-{setting.key}", **option_keywords)]
     else:
-        metavar = "NAME" if _many(item) else "|".join(item.choices) or _METAVARS.get(item.kind, "TEXT")
-        names = (f"--{item.key}", *ALIASES.get(item.key, ()))
-        offered = completer(item.key, item.choices)
+        metavar = "NAME" if _many(setting) else "|".join(setting.choices) or _METAVARS.get(setting.kind, "TEXT")
+        names = (f"--{setting.key}", *ALIASES.get(setting.key, ()))
+        offered = completer(setting.key, setting.choices)
         option = typer.Option(*names, metavar=metavar, autocompletion=offered, **option_keywords)
-        kind = list[str] if item.kind in ("names", "words") else str
+        kind = list[str] if setting.kind in ("names", "words") else str
         annotation = Annotated[kind | None, option]
-    return inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    return inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def as_flag(item: Setting, value: Any) -> list[str]:
+def as_flag(setting: Setting, value: Any) -> list[str]:
     """Return a setting as words of a command line."""
-    if item.kind == "bool":
-        return [f"--{item.key}" if value else f"--no-{item.key}"]
-    return [f"--{item.key}", item.show(value)]
+    if setting.kind == "bool":
+        return [f"--{setting.key}" if value else f"--no-{setting.key}"]
+    return [f"--{setting.key}", setting.show(value)]
 
 
-def _help(item: Setting) -> str:
-    text = f"{item.help.removesuffix('.')}: {', '.join(item.choices)}." if _many(item) else item.help
-    if item.required or item.default in (None, (), "") or item.default is False:
+def _help(setting: Setting) -> str:
+    text = f"{setting.help.removesuffix('.')}: {', '.join(setting.choices)}." if _many(setting) else setting.help
+    if setting.required or setting.default in (None, (), "") or setting.default is False:
         return text
-    return f"{text} [{item.show(item.default)}]"
+    return f"{text} [{setting.show(setting.default)}]"
 
 
-def _many(item: Setting) -> bool:
+def _many(setting: Setting) -> bool:
     """Return whether the choices do not fit into the flag's line."""
-    return len("|".join(item.choices)) > _WIDEST_CHOICES
+    return len("|".join(setting.choices)) > _WIDEST_CHOICES
 
 
 def settings_of_files(cls: type[Any], settings: ResolvedConfig[Any]) -> list[tuple[str, str, str]]:
     """Return key, value as typed, and file of each setting that comes from a file."""
     values = flatten(settings.config)
     return [
-        (item.key, item.show(values[item.key]), settings.origins[item.key])
-        for item in all_settings(cls)
-        if settings.origins[item.key] not in ("default", "flag")
+        (setting.key, setting.show(values[setting.key]), settings.origins[setting.key])
+        for setting in all_settings(cls)
+        if settings.origins[setting.key] not in ("default", "flag")
     ]
 
 
@@ -260,8 +260,8 @@ def settings_for_show(
 ) -> list[tuple[str, str, str]]:
     """Return key, value as typed, and origin of every setting; a missing required one shows as `(needed)`."""
     settings = all_settings(cls)
-    placeholders = Layer(origin="(needed)", values={item.key: "?" for item in settings if item.required})
+    placeholders = Layer(origin="(needed)", values={setting.key: "?" for setting in settings if setting.required})
     layers = [placeholders, *_layers(command, flags, config, pairs)]
     loaded = load(cls, layers)
     values = flatten(loaded.config)
-    return [(item.key, item.show(values[item.key]), loaded.origins[item.key]) for item in settings]
+    return [(setting.key, setting.show(values[setting.key]), loaded.origins[setting.key]) for setting in settings]

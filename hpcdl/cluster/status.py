@@ -253,6 +253,6 @@ def _is(status: RankStatus, casualty: Casualty | None) -> bool:
     return same_host(status.host, casualty.host) and status.pid == casualty.pid
 
 
-def same_host(one: str, other: str) -> bool:
+def same_host(host: str, other: str) -> bool:
     """Compare names of nodes, which may have a domain or not."""
-    return one.partition(".")[0] == other.partition(".")[0]
+    return host.partition(".")[0] == other.partition(".")[0]

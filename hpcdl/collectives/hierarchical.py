@@ -130,26 +130,26 @@ def _stages(nodes: Nodes, workspace: Workspace, add: Add, finished: Finished) ->
     """Return the stages of a slice, in order; all ranks of the node meet between two stages."""
     own_rank, several = nodes.node.rank, nodes.num_nodes > 1
 
-    def put(one: _Slice) -> None:
-        for part in one.others:
-            one.rows[own_rank, part] = one.part[part]
+    def put(piece: _Slice) -> None:
+        for part in piece.others:
+            piece.rows[own_rank, part] = piece.part[part]
 
-    def add_up(one: _Slice) -> None:
-        own_part = one.part[one.own]
+    def add_up(piece: _Slice) -> None:
+        own_part = piece.part[piece.own]
         for rank in range(nodes.node.size):
             if rank != own_rank:
-                add(own_part, one.rows[rank, one.own])
-        one.sums[one.own] = own_part
+                add(own_part, piece.rows[rank, piece.own])
+        piece.sums[piece.own] = own_part
 
-    def cross(one: _Slice) -> None:
+    def cross(piece: _Slice) -> None:
         if own_rank < nodes.num_lanes:
-            start, end = span(one.part.size, nodes.num_lanes, own_rank)
-            ring.allreduce(nodes.lane, one.sums[start:end], workspace, add)
+            start, end = span(piece.part.size, nodes.num_lanes, own_rank)
+            ring.allreduce(nodes.lane, piece.sums[start:end], workspace, add)
 
-    def take(one: _Slice) -> None:
-        for part in (slice(None),) if several else one.others:
-            one.part[part] = one.sums[part]
-        finished(one.part)
+    def take(piece: _Slice) -> None:
+        for part in (slice(None),) if several else piece.others:
+            piece.part[part] = piece.sums[part]
+        finished(piece.part)
 
     return [put, add_up, cross, take] if several else [put, add_up, take]
 

@@ -415,7 +415,7 @@ class Lane:
 
     def waits(self) -> list[Wait]:
         """Return the collective in progress, and the messages in progress."""
-        all_waits = [Wait(one.operation, (one.peer,), one.since_s) for one in tuple(self.pending)]
+        all_waits = [Wait(message.operation, (message.peer,), message.since_s) for message in tuple(self.pending)]
         operation, peers, since_s = self._operation, self._peers, self._since_s
         if operation is not None and peers:
             all_waits.append(Wait(operation, peers, since_s, hidden=self.hidden))

@@ -159,11 +159,11 @@ class _SpaceReader:
     def _complain(self, text: str) -> None:
         self.problems.append(f"{self._origin}: {text}")
 
-    def _read(self, item: Setting, given: Any) -> None:
+    def _read(self, setting: Setting, given: Any) -> None:
         table = {"choices": given} if isinstance(given, list) else given
         if not isinstance(table, dict) or not set(table) <= set(_RANGE_KEYS):
             self._complain(
-                f"space: {item.key}: write a list of values, or {{low = .., high = ..}} with log, step and when"
+                f"space: {setting.key}: write a list of values, or {{low = .., high = ..}} with log, step and when"
             )
             return
         when = {
@@ -172,22 +172,22 @@ class _SpaceReader:
         }
         try:
             if "choices" in table:
-                choices = tuple(item.parse(value) for value in table["choices"])
+                choices = tuple(setting.parse(value) for value in table["choices"])
                 if not choices:
                     raise ValueError("no values to choose from")
-                self.space.append(Dimension(key=item.key, choices=choices, when=when))
+                self.space.append(Dimension(key=setting.key, choices=choices, when=when))
             else:
-                self.space.append(self._range(item, table, when))
+                self.space.append(self._range(setting, table, when))
         except (KeyError, TypeError, ValueError) as error:
             why = f"{error.args[0]} is missing" if isinstance(error, KeyError) else error
-            self._complain(f"space: {item.key}: {why}")
+            self._complain(f"space: {setting.key}: {why}")
 
-    def _range(self, item: Setting, table: Mapping[str, Any], when: Mapping[str, tuple[str, ...]]) -> Dimension:
-        if item.kind not in ("int", "float", "bytes", "amount", "seconds") or item.choices:
+    def _range(self, setting: Setting, table: Mapping[str, Any], when: Mapping[str, tuple[str, ...]]) -> Dimension:
+        if setting.kind not in ("int", "float", "bytes", "amount", "seconds") or setting.choices:
             raise ValueError("is not a number; list its values")
         if AUTO in (table["low"], table["high"]):
             raise ValueError(f"{AUTO} is not an end of a range; list the values")
-        low, high = (float(item.parse(table[end])) for end in ("low", "high"))
+        low, high = (float(setting.parse(table[end])) for end in ("low", "high"))
         log, step = bool(table.get("log", False)), table.get("step")
         if not low < high or (log and low <= 0) or (log and step is not None):
             raise ValueError(
@@ -195,8 +195,8 @@ class _SpaceReader:
             )
         if step is not None and not (math.isfinite(float(step)) and float(step) > 0):
             raise ValueError(f"step {step} must be above 0")
-        whole = item.kind in ("int", "bytes", "amount")
-        return Dimension(key=item.key, low=low, high=high, whole=whole, log=log, step=step, when=when)
+        whole = setting.kind in ("int", "bytes", "amount")
+        return Dimension(key=setting.key, low=low, high=high, whole=whole, log=log, step=step, when=when)
 
 
 def _contradictions(search: SearchStudy) -> list[str]:

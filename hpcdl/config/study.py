@@ -217,18 +217,18 @@ class _MatrixReader:
             exclude=self._exclusions(origin, exclude, {*declared, *settings}),
         )
 
-    def _values(self, origin: str, item: Setting, given: Any) -> tuple[Any, ...]:
+    def _values(self, origin: str, setting: Setting, given: Any) -> tuple[Any, ...]:
         listed = given if isinstance(given, list) else [given]
         if not listed:
-            self.problems.append(f"{origin}: {item.key}: no values; list one or more, or leave it out")
+            self.problems.append(f"{origin}: {setting.key}: no values; list one or more, or leave it out")
         values = []
         for value in listed:
             try:
-                values.append(item.parse(value))
+                values.append(setting.parse(value))
             except ValueError as error:
-                self.problems.append(f"{origin}: {item.key}: {error}")
-        if item.key in OF_A_STUDY:
-            self.problems.append(f"{origin}: {item.key}: {OF_A_STUDY[item.key]}")
+                self.problems.append(f"{origin}: {setting.key}: {error}")
+        if setting.key in OF_A_STUDY:
+            self.problems.append(f"{origin}: {setting.key}: {OF_A_STUDY[setting.key]}")
         return tuple(values)
 
     def _groups(self, origin: str, groups: Any, known: Collection[str]) -> list[list[str]]:

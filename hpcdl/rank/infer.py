@@ -159,7 +159,7 @@ def infer_rank(
             inference=InferenceRecord(
                 identity=identity,
                 splits=[split.name for split in plan.splits],
-                outputs=[item.name for item in outputs.fields],
+                outputs=[field.name for field in outputs.fields],
                 num_shards=len(outputs.tasks()),
                 first_batch_seconds=first_s,
             ),
@@ -191,7 +191,9 @@ def _check_same_start(plan: InferencePlan, communicator: Observed, software: Map
 def _identity(plan: InferencePlan, predictor: Predictor) -> dict[str, str]:
     """Return what identifies the outputs: a later call with --resume must have the same values."""
     scale = plan.dataset.scale if plan.trained is None else plan.trained.data.scale
-    ways = [[item.name, item.normalise, item.statistics] for item in plan.dataset.inputs if not plan.dataset.pictures]
+    ways = [
+        [field.name, field.normalise, field.statistics] for field in plan.dataset.inputs if not plan.dataset.pictures
+    ]
     return {
         "the model": predictor.digest,
         "the data": plan.dataset.checksum,
@@ -217,7 +219,7 @@ def _shard_samples(plan: InferencePlan, predictor: Predictor) -> int:
     if num_samples := plan.config.run.shard_samples:
         return -(-num_samples // plan.batch_size) * plan.batch_size
     counts = {split.name: split.num_samples for split in plan.splits}
-    return whole_batches(counts, plan.batch_size, sum(item.row_bytes for item in predictor.fields))
+    return whole_batches(counts, plan.batch_size, sum(field.row_bytes for field in predictor.fields))
 
 
 def _outputs_plan(plan: InferencePlan, predictor: Predictor, identity: Mapping[str, str]) -> OutputsPlan:
@@ -433,7 +435,7 @@ def _num_not_finite_kept(out: Path, outputs: OutputsPlan, done: Done) -> int:
         shard = OpenShard(out / result.entry.file, result.entry, operations=FileOperationsCounter(), verified=False)
         for block in range(shard.map.num_blocks):
             first, stop = shard.map.block_range(block)
-            arrays = {item.name: np.empty((stop - first, *item.shape), item.dtype) for item in outputs.fields}
+            arrays = {field.name: np.empty((stop - first, *field.shape), field.dtype) for field in outputs.fields}
             for name, array in arrays.items():
                 shard.read_block(name, block, array)
             count += num_not_finite(arrays)

@@ -80,7 +80,7 @@ def _run_rank(
     context = dataclasses.replace(context_of(run_plan, communicator), in_place=shrunk is not None)
     if communicator.rank < run_plan.num_workers:
         communicator.monitor.doing("importing TensorFlow")
-        runtime.import_tensorflow(fixed_shapes=not any(item.variable for item in run_plan.dataset.fields))
+        runtime.import_tensorflow(fixed_shapes=not any(field.variable for field in run_plan.dataset.fields))
         from hpcdl.rank.worker import run_worker
 
         with injection, _staged(run_plan, communicator) as near:

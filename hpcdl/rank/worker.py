@@ -254,11 +254,11 @@ def _comes_scaled(dataset: Dataset) -> bool:
         return False
     if dataset.dtype == "uint8" and dataset.scales(dataset.sample_shape):
         return True
-    return any(item.normalise != "none" for item in dataset.inputs)
+    return any(field.normalise != "none" for field in dataset.inputs)
 
 
 def _losses(config: TrainConfig, dataset: Dataset) -> dict[str, str]:
-    return losses_of(config.objective, [item.name for item in dataset.targets])
+    return losses_of(config.objective, [target.name for target in dataset.targets])
 
 
 def save_model(model: keras.Model, path: Path) -> None:

@@ -89,9 +89,11 @@ def check_objective(config: ObjectiveConfig, dataset: Dataset) -> None:
             )
 
 
-def _names_classes(item: Field) -> bool:
+def _names_classes(field: Field) -> bool:
     """Return whether a target holds a class, or a class per element (a mask)."""
-    return item.kind == "class" or (item.kind == "numbers" and not item.dtype.startswith("float") and bool(item.shape))
+    return field.kind == "class" or (
+        field.kind == "numbers" and not field.dtype.startswith("float") and bool(field.shape)
+    )
 
 
 def shapes_of(fields: Sequence[Field]) -> Mapping[str, tuple[int, ...]]:
@@ -177,12 +179,12 @@ def classes_as_trained(given: Dataset, trained: Dataset) -> Array | None:
     return np.array([number_of[name] for name in names], np.int64)
 
 
-def _read_as(item: Field, learnt: Field) -> Field:
-    """Return `item` with the scaling of `learnt`, and with its length if samples of varying length are padded."""
-    both_vary = item.variable and learnt.variable and tuple(item.shape[1:]) == tuple(learnt.shape[1:])
+def _read_as(field: Field, learnt: Field) -> Field:
+    """Return `field` with the scaling of `learnt`, and with its length if samples of varying length are padded."""
+    both_vary = field.variable and learnt.variable and tuple(field.shape[1:]) == tuple(learnt.shape[1:])
     # longer samples keep their length: the model's own check refuses them, since cutting would lose data
-    shape = learnt.shape if both_vary and item.shape[0] < learnt.shape[0] else item.shape
-    return dataclasses.replace(item, shape=shape, normalise=learnt.normalise, statistics=learnt.statistics)
+    shape = learnt.shape if both_vary and field.shape[0] < learnt.shape[0] else field.shape
+    return dataclasses.replace(field, shape=shape, normalise=learnt.normalise, statistics=learnt.statistics)
 
 
 def _check_names(given: Dataset, trained: Dataset, field: str, names: Sequence[str], learnt: Sequence[str]) -> None:

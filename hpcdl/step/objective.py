@@ -168,11 +168,11 @@ def objective_of(config: ObjectiveConfig, targets: Sequence[Field] = ()) -> Obje
     if not targets:
         metrics = [name.strip() for name in config.metrics.split(",") if name.strip()]
         return build_objective(config.loss, metrics, config.label_smoothing)
-    names = [item.name for item in targets]
+    names = [target.name for target in targets]
     losses, metric_names = losses_of(config, names), metrics_of(config, names)
     parts = {
-        item.name: build_objective(losses[item.name], metric_names[item.name], config.label_smoothing, item)
-        for item in targets
+        target.name: build_objective(losses[target.name], metric_names[target.name], config.label_smoothing, target)
+        for target in targets
     }
     return parts[names[0]] if len(parts) == 1 else OfTargets(parts)
 

@@ -79,18 +79,18 @@ def fed(dataset: Dataset) -> str:
     if dataset.preprocess is not None:
         return ""
     described = []
-    for item in dataset.inputs:
-        shape = "x".join(map(str, item.shape)) or "one number"
+    for field in dataset.inputs:
+        shape = "x".join(map(str, field.shape)) or "one number"
         form = "as float32"
-        if item.kind == "text":
+        if field.kind == "text":
             form = "as numbers of bytes, 1 to 256"
-        elif item.normalise != "none":
-            form = f"as float32 by {item.normalise}"
-        elif item.dtype == "uint8":
-            form = "as float32 from 0 to 1" if dataset.scales(item.shape) else "as float32 from 0 to 255"
-        described.append(f"{item.name} ({shape} {item.dtype}) {form}")
+        elif field.normalise != "none":
+            form = f"as float32 by {field.normalise}"
+        elif field.dtype == "uint8":
+            form = "as float32 from 0 to 1" if dataset.scales(field.shape) else "as float32 from 0 to 255"
+        described.append(f"{field.name} ({shape} {field.dtype}) {form}")
     bytes_there = any(
-        item.dtype == "uint8" and item.kind != "text" and item.normalise == "none" for item in dataset.inputs
+        field.dtype == "uint8" and field.kind != "text" and field.normalise == "none" for field in dataset.inputs
     )
     return f"the model is fed {', '.join(described)}" + ("; --scale chooses" if bytes_there else "")
 

@@ -145,7 +145,7 @@ class Paces:
             error = statistics.stdev(last) / math.sqrt(num_windows) if num_windows > 1 else 0.0
             if times - 1 > NUM_ERRORS * error and late_s > LEAST_SHARE * work.step_s:
                 slow_workers.append(Slow(rank=rank, times=times, why=self._why(rank, late_s)))
-        return sorted(slow_workers, key=lambda one: -one.times)
+        return sorted(slow_workers, key=lambda worker: -worker.times)
 
     def _why(self, rank: int, late_s: float) -> str:
         ranks = sorted(self._latest)

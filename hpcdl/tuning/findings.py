@@ -199,13 +199,15 @@ def read_tuning(path: Path) -> TunedNode:
 def as_tuned(profile: Profile, name: str) -> TunedNode:
     """Return a profile's search in the form for reports: trials, effects of the settings, curves over threads."""
     shared_values = {
-        item.name: getattr(profile, item.name) for item in fields(TunedNode) if hasattr(profile, item.name)
+        attribute.name: getattr(profile, attribute.name)
+        for attribute in fields(TunedNode)
+        if hasattr(profile, attribute.name)
     }
     return TunedNode(**{
         **shared_values,
         "name": name,
         "settings": spelt(chosen(profile.settings)),
-        "attempts": tuple(TunedTrial(**vars(item) | {"settings": spelt(item.settings)}) for item in profile.trials),
+        "attempts": tuple(TunedTrial(**vars(trial) | {"settings": spelt(trial.settings)}) for trial in profile.trials),
         "effects": tuple(main_effects(profile.trials)),
         "curves": tuple(_curves(profile.trials)),
     })  # fmt: skip

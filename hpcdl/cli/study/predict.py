@@ -177,10 +177,10 @@ def _print(answer: Answer) -> None:
 
 
 def _batches(rows: Sequence[Prediction]) -> str:
-    batches = {item.job.batch for item in rows}
+    batches = {prediction.job.batch for prediction in rows}
     if len(batches) == 1:
         return f"{batches.pop():g} samples per worker"
-    whole = {round(item.job.batch * item.job.workers) for item in rows}
+    whole = {round(prediction.job.batch * prediction.job.workers) for prediction in rows}
     return (
         f"{whole.pop()} samples in all"
         if len(whole) == 1
@@ -191,25 +191,25 @@ def _batches(rows: Sequence[Prediction]) -> str:
 def _not_bounded(rows: Sequence[Prediction]) -> list[str]:
     """Return a line for each strategy with the sizes of which the runs say nothing."""
     sizes: dict[str, list[str]] = {}
-    for item in rows:
-        if not item.step_seconds.bounded:
-            sizes.setdefault(_name(item), []).append(str(item.job.nodes))
+    for prediction in rows:
+        if not prediction.step_seconds.bounded:
+            sizes.setdefault(_name(prediction), []).append(str(prediction.job.nodes))
     return [
         f"{NOT_BOUNDED} by these runs: {name} on {', '.join(nodes)} {'node' if nodes == ['1'] else 'nodes'} *"
         for name, nodes in sizes.items()
     ]
 
 
-def _name(item: Prediction) -> str:
-    return f"{item.job.label}/{item.job.servers}" if item.job.servers else item.job.label
+def _name(prediction: Prediction) -> str:
+    return f"{prediction.job.label}/{prediction.job.servers}" if prediction.job.servers else prediction.job.label
 
 
-def _cells(item: Prediction) -> tuple[str, ...]:
-    job = item.job
-    mark = " *" if item.marks else ""
-    limit = {"compute noise": "noise"}.get(item.limited_by, item.limited_by)
-    size, step = (_name(item), str(job.nodes), str(job.workers)), item.step_seconds
-    return (*size, format_seconds(step.mean), _ends(step), f"{100 * item.efficiency.mean:.0f} %", limit + mark)
+def _cells(prediction: Prediction) -> tuple[str, ...]:
+    job = prediction.job
+    mark = " *" if prediction.marks else ""
+    limit = {"compute noise": "noise"}.get(prediction.limited_by, prediction.limited_by)
+    size, step = (_name(prediction), str(job.nodes), str(job.workers)), prediction.step_seconds
+    return (*size, format_seconds(step.mean), _ends(step), f"{100 * prediction.efficiency.mean:.0f} %", limit + mark)
 
 
 def _ends(interval: Range) -> str:
@@ -218,13 +218,16 @@ def _ends(interval: Range) -> str:
 
 def _print_best(rows: Sequence[Prediction]) -> None:
     """Print for each size the strategy with the most samples per second, and the cost of an epoch with it."""
-    rows = [item for item in rows if item.step_seconds.bounded]
+    rows = [prediction for prediction in rows if prediction.step_seconds.bounded]
     if not rows or rows[0].epoch_seconds is None:
         return
     aimed = rows[0].target_seconds is not None
     cells = []
-    for nodes in sorted({item.job.nodes for item in rows}):
-        best = max((item for item in rows if item.job.nodes == nodes), key=lambda item: item.images_per_second.mean)
+    for nodes in sorted({prediction.job.nodes for prediction in rows}):
+        best = max(
+            (prediction for prediction in rows if prediction.job.nodes == nodes),
+            key=lambda prediction: prediction.images_per_second.mean,
+        )
         assert best.epoch_seconds is not None and best.epoch_node_hours is not None
         gain = max(best.faster, key=lambda part: best.faster[part] if part != "node" else -1.0)
         target = [format_seconds(best.target_seconds.mean)] if best.target_seconds else []
@@ -241,10 +244,10 @@ def _print_best(rows: Sequence[Prediction]) -> None:
 def _reasons(rows: Sequence[Prediction]) -> list[str]:
     """Return the models behind each strategy's intervals, with their probabilities given the held-out sizes."""
     lines = []
-    for item in {item.job.label: item for item in rows if len(item.models) > 1}.values():
-        shares = sorted(item.models.items(), key=lambda pair: -pair[1])
+    for prediction in {prediction.job.label: prediction for prediction in rows if len(prediction.models) > 1}.values():
+        shares = sorted(prediction.models.items(), key=lambda pair: -pair[1])
         text = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares)
-        lines.append(f"{item.job.label}: models by held-out sizes: {text}; beyond them the model error grows")
+        lines.append(f"{prediction.job.label}: models by held-out sizes: {text}; beyond them the model error grows")
     return lines
 
 

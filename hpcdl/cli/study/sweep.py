@@ -311,14 +311,14 @@ def _earlier(folder: Path, paths: list[Path] | None) -> Gathered:
     return gathered
 
 
-def _cost_cells(item: PointCost) -> tuple[str, ...]:
-    point = item.point
+def _cost_cells(cost: PointCost) -> tuple[str, ...]:
+    point = cost.point
     name = f"{point.strategy}/{point.servers}" if point.servers else point.strategy
-    mark = " *" if item.marks else ""
+    mark = " *" if cost.marks else ""
     return (
-        str(item.runs), name, str(point.nodes), str(point.workers), str(point.batch_size),
-        format_seconds(item.step_seconds.mean), _ends(item.step_seconds), format_seconds(item.seconds.mean),
-        _ends(item.seconds), f"{item.node_hours.mean:.3g}", point.model + mark,
+        str(cost.runs), name, str(point.nodes), str(point.workers), str(point.batch_size),
+        format_seconds(cost.step_seconds.mean), _ends(cost.step_seconds), format_seconds(cost.seconds.mean),
+        _ends(cost.seconds), f"{cost.node_hours.mean:.3g}", point.model + mark,
     )  # fmt: skip
 
 

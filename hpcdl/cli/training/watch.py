@@ -76,10 +76,10 @@ def lines(now: RunNow) -> Iterator[str]:
         yield f"and {now.num_ranks - len(now.ranks)} ranks more, all faster"
 
 
-def _row(one: RankNow) -> tuple[str, ...]:
-    rate = "" if one.steps_per_second is None else f"{one.steps_per_second:.2f}"
-    waits = "; ".join(f"{wait.operation} ({format_seconds(wait.age_s)})" for wait in one.note.waits[:2])
-    return str(one.note.rank), one.note.host, rate, bar(one.shares), one.note.place, waits
+def _row(rank: RankNow) -> tuple[str, ...]:
+    rate = "" if rank.steps_per_second is None else f"{rank.steps_per_second:.2f}"
+    waits = "; ".join(f"{wait.operation} ({format_seconds(wait.age_s)})" for wait in rank.note.waits[:2])
+    return str(rank.note.rank), rank.note.host, rate, bar(rank.shares), rank.note.place, waits
 
 
 def bar(shares: Sequence[float]) -> str:

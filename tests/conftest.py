@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from tests.lab.installed import Site
     from tests.lab.slurm import SlurmLab
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell's background jobs ignore Ctrl-C, and so would every process that a test starts and interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()  # until all tests are collected: repeated scans of objects that stay alive take a quarter of the time
 hypothesis.settings.register_profile("shared machine", deadline=None)
 hypothesis.settings.load_profile("shared machine")

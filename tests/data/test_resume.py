@@ -160,3 +160,16 @@ def test_what_a_writer_killed_at_its_very_end_has_left_goes(tmp_path: Path) -> N
         (target / name).touch()
     assert report(source, target, resume=True).written == 0
     assert contents(target) == before and not (target / WORK_NAME).exists()
+
+
+def test_files_of_the_user_with_names_like_the_partial_manifests_are_kept(tmp_path: Path) -> None:
+    source, target = forty(tmp_path / "s", "files", 1), tmp_path / "out"
+    make(source, target)
+    notes = target / "manifest.partial.notes"
+    notes.write_text("mine")
+    assert report(source, target, resume=True).written == 0
+    assert notes.read_text() == "mine"
+    notes = notes.rename(target / "manifest.partial.00007")
+    with pytest.raises(UsageError, match=r"manifest.partial.00007 is not a file of hpcdl.*move it away"):
+        make(source, target, resume=True)
+    assert notes.read_text() == "mine"

@@ -62,6 +62,16 @@ def test_plan_first(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     assert "is not Lustre" in reasons
 
 
+def test_a_dry_run_refuses_the_targets_that_the_call_refuses(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    source = image_folder(tmp_path / "s", {"a": 3, "b": 3})
+    for target in (source / "out", source / "a" / "out"):
+        for more in ([], ["--dry-run"]):
+            done = ask_hpcdl(["shard", source, target, *more])
+            assert done.code == 2 and "is inside the source; name a folder outside it" in done.err, (more, done)
+        assert not target.exists()
+    assert ask_hpcdl(["shard", source, source / ".out", "--dry-run"]).code == 0
+
+
 def test_the_result_depends_on_source_and_plan_only(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     base = ["shard", "synthetic:cifar10", "--samples", "3000", "--shards", "6"]
     for name, more in (("one", ["--workers", "1"]), ("three", ["--workers", "3"])):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,18 @@ from hpcdl.core.storage.files import parse_json, read_bytes
 from hpcdl.data.format.dataset import PARTIAL_PREFIX
 from hpcdl.data.sources.base.source import FILES_LISTED, SourceFacts, SourceSpec
 from hpcdl.data.write.shards import ShardResult
+
+_NAME = re.compile(re.escape(PARTIAL_PREFIX) + r"\.\d{5,}")
+_BEGIN = b'{"identity": '
+
+
+def partial_manifests(folder: Path) -> list[Path]:
+    """Return the partial manifests in a folder, sorted; UsageError if a file of such a name is not hpcdl's."""
+    paths = sorted(path for path in folder.glob(f"{PARTIAL_PREFIX}.*") if _NAME.fullmatch(path.name))
+    for path in paths:
+        if not _BEGIN.startswith(_content(path)[: len(_BEGIN)]):
+            raise UsageError(f"{path} is not a file of hpcdl, which uses this name; move it away")
+    return paths
 
 
 class PartialManifest:
@@ -68,7 +81,7 @@ def entered(folder: Path, identity: str, state: str) -> Entered:
     Raises UsageError if they belong to another job: another source or other options.
     """
     entered_shards = Entered(done={}, before={})
-    for path in sorted(folder.glob(f"{PARTIAL_PREFIX}.*")):
+    for path in partial_manifests(folder):
         documents = list(_documents(path))
         if documents:
             _check_identity(folder, str(documents[0].get("identity")), identity)
@@ -90,7 +103,7 @@ def entered(folder: Path, identity: str, state: str) -> Entered:
 
 def begun_split(folder: Path) -> str:
     """Return the --split with which the work in a folder began; empty if none is recorded."""
-    documents = (next(_documents(path), {}) for path in sorted(folder.glob(f"{PARTIAL_PREFIX}.*")))
+    documents = (next(_documents(path), {}) for path in partial_manifests(folder))
     return next((str(document["split"]) for document in documents if "split" in document), "")
 
 
@@ -113,16 +126,19 @@ def _check_identity(folder: Path, begun: str, identity: str) -> None:
 
 def remove(folder: Path) -> None:
     """Remove the partial manifests after the manifest has replaced them."""
-    for path in folder.glob(f"{PARTIAL_PREFIX}.*"):
+    for path in partial_manifests(folder):
         remove_file(path)
 
 
-def _documents(path: Path) -> Iterator[dict[str, object]]:
+def _content(path: Path) -> bytes:
     try:
-        content = read_bytes(path)
+        return read_bytes(path)
     except OSError as error:
         raise CorruptError(f"cannot read {path} ({error.strerror}); remove it, and the command writes again") from error
-    for line in content.splitlines(keepends=True):
+
+
+def _documents(path: Path) -> Iterator[dict[str, object]]:
+    for line in _content(path).splitlines(keepends=True):
         if not line.endswith(b"\n"):
             return
         try:

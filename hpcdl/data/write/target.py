@@ -12,10 +12,11 @@ from hpcdl.core.storage.disk import Made, make_folder, remove_folder, sweep
 from hpcdl.core.storage.lock import FILE_NAME as LOCK_NAME
 from hpcdl.core.storage.lock import check_free
 from hpcdl.core.units import counted, format_bytes
-from hpcdl.data.format.dataset import PARTIAL_PREFIX, UNSPLIT
+from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.manifest import FILE_NAME as MANIFEST_NAME
 from hpcdl.data.format.manifest import Manifest
 from hpcdl.data.sources.reader.source import user_reader
+from hpcdl.data.write.journal import partial_manifests
 from hpcdl.data.write.lustre import set_stripes
 from hpcdl.data.write.plan import REPAIRED, WORK_NAME, ShardJob, shard_file
 from hpcdl.data.write.request import ShardRequest
@@ -38,7 +39,7 @@ def check_target(request: ShardRequest) -> None:
         return
     check_free(target)
     names = {entry.name for entry in target.iterdir()} - _OURS
-    partial = any(name.startswith(PARTIAL_PREFIX) for name in names)
+    partial = bool(partial_manifests(target))
     if MANIFEST_NAME in names and not request.resume:
         raise UsageError(f"{target} holds a finished data set; name another folder")
     if partial and not request.resume:
@@ -97,7 +98,7 @@ def undoing(target: Path, made: list[Made]) -> Iterator[Callable[[], None]]:
     try:
         yield keep
     except BaseException:
-        if undo and not any(target.glob(f"{PARTIAL_PREFIX}.*")):
+        if undo and not partial_manifests(target):
             for folder in made:
                 folder.remove(if_empty=True)
         raise

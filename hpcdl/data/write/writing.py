@@ -22,7 +22,7 @@ from hpcdl.core.storage.disk import make_folder, move_over, naming, private_fold
 from hpcdl.core.storage.lock import FILE_NAME as LOCK_NAME
 from hpcdl.core.storage.lock import writing
 from hpcdl.core.units import format_rate
-from hpcdl.data.format.dataset import PARTIAL_PREFIX, UNSPLIT
+from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.manifest import (
     FIELDS_SCHEMA,
     SCHEMA,
@@ -34,7 +34,9 @@ from hpcdl.data.format.manifest import (
     write_manifest,
 )
 from hpcdl.data.format.manifest import FILE_NAME as MANIFEST_NAME
-from hpcdl.data.sources.base.source import Index, open_source
+from hpcdl.data.sources.base.folders import inside_source
+from hpcdl.data.sources.base.source import Index, SourceSpec, open_source
+from hpcdl.data.sources.base.splits import is_clutter, left_out
 from hpcdl.data.sources.reader.source import user_reader
 from hpcdl.data.write import journal
 from hpcdl.data.write.listing import make_job, recipe_options
@@ -150,7 +152,18 @@ def dry_run(request: ShardRequest) -> ShardJob:
     check_target(request)
     with private_folder("hpcdl-") as work:
         job = make_job(request, work)
+        _check_outside(request.target, job.spec)
         return _with_writers(job, request, len(job.tasks()), alone=True)
+
+
+def _check_outside(target: Path, spec: SourceSpec) -> None:
+    """Raise SourceError if the target, made by the real call, would be listed as a folder of the source."""
+    location, inside = Path(spec.location).resolve(), target.resolve()
+    if spec.format != "image-folder" or not inside.is_relative_to(location):
+        return
+    names = inside.relative_to(location).parts
+    if not any(is_clutter(name) or left_out(name, spec.leave_out) for name in names):
+        raise inside_source(str(target))
 
 
 def shard(
@@ -206,7 +219,7 @@ def complete(request: ShardRequest) -> bool:
 
 def _clear(target: Path) -> None:
     """Remove the work files, perhaps of all samples, left by a writer that was killed after writing the manifest."""
-    leftovers = (target / WORK_NAME, target / LOCK_NAME, *target.glob(f"{PARTIAL_PREFIX}.*"))
+    leftovers = (target / WORK_NAME, target / LOCK_NAME, *journal.partial_manifests(target))
     if any(path.exists() for path in leftovers) and os.access(target, os.W_OK | os.X_OK):
         with writing(target):
             journal.remove(target)

@@ -163,7 +163,12 @@ def _check_is_source(folder: os.DirEntry[str], spec: SourceSpec) -> None:
     """Raise SourceError for the folder that the shards are written to, which would be a class without samples."""
     target = Path(spec.work).parent
     if spec.work and target.exists() and os.path.samestat(folder.stat(), target.stat()):
-        raise SourceError(f"{folder.path}, the folder to write to, is inside the source; name a folder outside it")
+        raise inside_source(folder.path)
+
+
+def inside_source(target: str) -> SourceError:
+    """Return the error for a target that is a folder of the source."""
+    return SourceError(f"{target}, the folder to write to, is inside the source; name a folder outside it")
 
 
 def not_above(folder: Path, above: Sequence[tuple[int, int]]) -> tuple[int, int]:

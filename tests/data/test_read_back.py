@@ -14,12 +14,17 @@ from PIL import Image
 
 from hpcdl.core.errors import SourceError
 from hpcdl.data.format.manifest import Manifest
-from tests.data.sharding import everything, image_folder, make
+from hpcdl.data.write.writing import dry_run
+from tests.data.sharding import everything, image_folder, make, report, request
 from tests.data.test_everyday_formats import record
 from tests.data.test_formats import framed, npy, tar, values
 
 X = np.arange(60, dtype=np.float32).reshape(12, 5)
 Y = np.arange(12, dtype=np.int32) % 3
+
+
+def plan_of(source: Path) -> list[str]:
+    return [*dry_run(request(source, source.parent / "not-made")).facts.remarks]
 
 
 def hdf5(path: Path, **arrays: Any) -> Path:
@@ -107,6 +112,49 @@ def test_classes_have_the_names_of_their_enumeration(kind: str, tmp_path: Path) 
         inputs, classes = (values(tmp_path / "out", manifest, name) for name in ("x", "y"))
         found = dict(zip(map(tuple, inputs), classes, strict=True))
         assert found == {tuple(x): ["red", "green", "blue"][y] for x, y in zip(X.tolist(), Y.tolist(), strict=True)}
+
+
+ANIMALS = np.array(["cat", "dog", "emu"])
+
+
+@pytest.mark.parametrize("kind", ["npz", "npy", "npz of images", "array", "attribute", "file", "images", "flags"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_classes_have_the_names_that_a_list_beside_the_labels_gives(kind: str, first: int, tmp_path: Path) -> None:
+    pictures, source = np.ones((12, 8, 8, 3), np.uint8), tmp_path / ("a.npz" if "npz" in kind else "a.h5")
+    labels = Y + first
+    if kind == "npz":
+        np.savez_compressed(source, x=X, y=labels, label_names=ANIMALS)
+    elif kind == "npy":
+        source = tmp_path / "arrays"
+        source.mkdir()
+        for name, array in (("x", X), ("y", labels), ("classes", ANIMALS)):
+            np.save(source / f"{name}.npy", array)
+    elif kind == "npz of images":
+        np.savez(source, images=pictures, labels=labels, class_names=ANIMALS)
+    else:
+        arrays: dict[str, Any] = {"images": pictures} if kind == "images" else {"x": X}
+        lists = {"class_names": ANIMALS.astype("S")} if kind in ("array", "images") else {}
+        hdf5(source, **arrays, **lists, y=labels * 10 if kind == "flags" else labels)
+        with h5py.File(source, "r+") as file:
+            if kind == "attribute":
+                file["y"].attrs["class_names"] = ANIMALS.tolist()
+            elif kind == "file":
+                file.attrs["classes"] = ANIMALS.tolist()
+            elif kind == "flags":
+                file["y"].attrs["flag_values"] = (np.arange(3) + first) * 10
+                file["y"].attrs["flag_meanings"] = " ".join(ANIMALS)
+    found = report(source, tmp_path / "out")
+    names = found.manifest.class_names if "images" in kind else found.manifest.fields[-1].class_names
+    assert list(names) == ANIMALS.tolist()
+    plan = " ".join(plan_of(source))
+    assert "classes are called as in the source: 'cat', 'dog', 'emu'" in plan
+    assert "not used" not in plan and "renumbered" not in plan
+
+
+def test_a_list_that_may_count_from_0_or_1_gives_no_names(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=X, y=Y + 1, class_names=np.array(["a", "b", "c", "d"]))
+    plan = " ".join(plan_of(tmp_path / "a.npz"))
+    assert "arrays not used: 'class_names'" in plan and "labels are renumbered: 1 -> 0" in plan
 
 
 def test_enumerations_that_differ_between_files_are_refused(tmp_path: Path) -> None:

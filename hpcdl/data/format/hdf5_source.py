@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -179,11 +179,25 @@ class ArrayFile:
         return sentences
 
     def called(self, name: str) -> dict[int, str]:
-        """Return the enumeration names of an array's numbers; empty for plain numbers."""
+        """Return the names of an array's numbers, by its enumeration or netCDF's flags; empty for plain numbers."""
         with self._reading():
             data, part = self._found(name)
             names = h5py.check_enum_dtype(data.dtype[part] if part else data.dtype)
+            if names is None and {"flag_values", "flag_meanings"} <= set(data.attrs):
+                words = text_of(data.attrs["flag_meanings"]).split()
+                numbers = np.ravel(data.attrs["flag_values"]).tolist()
+                names = dict(zip(words, numbers, strict=False)) if len(set(words)) == len(numbers) else None
         return {int(number): label for label, number in (names or {}).items()}
+
+    def listed_classes(self, name: str, called: Sequence[str]) -> list[str]:
+        """Return the classes that an attribute of an array or of the file, or a data set beside it, lists."""
+        with self._reading():
+            data = self._found(name)[0]
+            beside = [data.parent.get(word) for word in called]
+            found = [own.attrs[word] for own in (data, self._file) for word in called if word in own.attrs]
+            found += [own[()] for own in beside if isinstance(own, h5py.Dataset) and h5py.check_string_dtype(own.dtype)]
+            lists = [np.ravel(own) for own in found if len(np.shape(own)) == 1 and np.shape(own) != data.shape[:1]]
+        return [text_of(word) for word in lists[0]] if lists and isinstance(lists[0][0], str | bytes) else []
 
     def place(self, name: str, copy: Path) -> tuple[Path, int]:
         """Return a file that stores an array contiguously, and its offset there: this file, or the new `copy`."""

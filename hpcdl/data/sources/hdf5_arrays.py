@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from hpcdl.data.format.hdf5_source import ArrayFile
 from hpcdl.data.sources.base.arrays import FieldSource, names_remark, one_enumeration
 from hpcdl.data.sources.base.chosen import TARGET_NAMES
 from hpcdl.data.sources.base.flat import (
+    CLASS_LISTS,
     LAST,
+    RENUMBERED,
     ArrayFiles,
     ask_of_labels,
     axes_remark,
@@ -25,6 +28,7 @@ from hpcdl.data.sources.base.flat import (
     checked_labels,
     is_image,
     name_classes,
+    names_by_number,
     remarks_on_folders,
     stamp_of,
     stored_dtype,
@@ -104,14 +108,15 @@ class Hdf5Source(FieldSource):
             kept = f"{'nchw' if first else 'nhwc'}:{image_name}:{stored}"
             kind = (sample_shape, stored_dtype(dtype, where))
             listed.add(split, labels, kind, kept, stored)
-            called.append(file.called(label_name))
+            called.append(self._called(file, label_name))
             if file.turns(image_name):
                 remarks[turned_remark(image_name)] = None
             remarks |= dict.fromkeys([*file.doubts(image_name), *file.doubts(label_name)])
         facts = listed.facts(self._location)
         enumeration = one_enumeration(called, str(self._location))
         names = [enumeration.get(int(name), name) for name in facts.class_names]
-        label_remarks = facts.remarks if not enumeration else [names_remark("labels", names)]
+        label_remarks = [line for line in facts.remarks if not (enumeration and line.startswith(RENUMBERED))]
+        label_remarks += [names_remark("labels", names)] if enumeration else []
         return dataclasses.replace(facts, class_names=names, remarks=[*label_remarks, *remarks])
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> Array:
@@ -196,7 +201,7 @@ class Hdf5Source(FieldSource):
             return self.placed(*varying)
         shape, dtype = file.kind(name)
         copy = self._work / f"copy{len(list(self._work.glob('copy*')))}"
-        called, notes = file.called(name), [turned_remark(name)] if file.turns(name) else []
+        called, notes = self._called(file, name), [turned_remark(name)] if file.turns(name) else []
         notes += file.doubts(name)
         decoded = file.decoded(name, copy)
         if decoded is not None:
@@ -208,6 +213,15 @@ class Hdf5Source(FieldSource):
         return PlacedArray(
             path=values_path, offset=offset, shape=shape, dtype=dtype, called=called, remarks="; ".join(notes)
         )
+
+    def _called(self, file: ArrayFile, name: str) -> dict[int, str]:
+        """Return the names of an array's numbers: of an enumeration, or of a list of classes in the file."""
+        shape, dtype = file.kind(name)
+        called = file.called(name)
+        if called or dtype.kind not in "iu" or math.prod(shape[1:]) != 1 or not shape:
+            return called
+        words = file.listed_classes(name, CLASS_LISTS)
+        return names_by_number(words, file.whole(name)) if words else {}
 
     def _file(self, path: str) -> ArrayFile:
         if path not in self._open:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -23,10 +24,12 @@ from hpcdl.core.errors import SourceError
 from hpcdl.core.storage.files import open_regular
 from hpcdl.core.units import format_bytes
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.base.arrays import FieldSource
+from hpcdl.data.sources.base.arrays import FieldSource, names_remark, one_enumeration
 from hpcdl.data.sources.base.chosen import TARGET_NAMES, path_split, without_split
 from hpcdl.data.sources.base.flat import (
+    CLASS_LISTS,
     LAST,
+    RENUMBERED,
     ArrayFiles,
     FlatFiles,
     ask_of_labels,
@@ -35,6 +38,7 @@ from hpcdl.data.sources.base.flat import (
     checked_labels,
     is_image,
     name_classes,
+    names_by_number,
     remarks_on_folders,
     stored_dtype,
     turned_remark,
@@ -97,7 +101,12 @@ class NumpySource(FieldSource):
         for split, part in parts:
             remarks |= dict.fromkeys(part._add_images(split, listed))
         facts = listed.facts(self._location)
-        return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
+        labels = [part._array(label) for _, part in parts for _, label in part._pairs().values()]
+        called = one_enumeration([array.called for array in labels], str(self._location))
+        names = [called.get(int(name), name) for name in facts.class_names]
+        label_remarks = [line for line in facts.remarks if not (called and line.startswith(RENUMBERED))]
+        label_remarks += [names_remark("labels", names)] if called else []
+        return dataclasses.replace(facts, class_names=names, remarks=[*label_remarks, *remarks])
 
     def _parts(self) -> list[tuple[str, NumpySource]]:
         """Return the sources with their splits: one for each archive of a folder of .npz files, else this one."""
@@ -115,7 +124,8 @@ class NumpySource(FieldSource):
         """Add the images of this file or folder, by the splits of its arrays if they name some; return remarks."""
         pairs = self._pairs()
         used = {name for pair in pairs.values() for name in pair}
-        unused = [name for name in self._names() if name not in used]
+        lists = CLASS_LISTS if any(self._array(label).called for _, label in pairs.values()) else ()
+        unused = [name for name in self._names() if name not in used and name.lower() not in lists]
         remarks = [f"arrays not used: {some(unused)}"] if unused else []
         for own_split, (image_name, label_name) in pairs.items():
             images, labels = self._array(image_name), self._array(label_name)
@@ -273,8 +283,21 @@ class NumpySource(FieldSource):
 
     def _array(self, name: str) -> PlacedArray:
         if name not in self._found:
-            self._found[name] = self._look(name)
+            array = self._look(name)
+            self._found[name] = dataclasses.replace(array, called=self._called(name, array))
         return self._found[name]
+
+    def _called(self, name: str, array: PlacedArray) -> dict[int, str]:
+        """Return the names of an array's numbers if an array beside it lists the classes; empty otherwise."""
+        if array.dtype.kind not in "iu" or not array.shape or math.prod(array.shape[1:]) != 1:
+            return {}
+        listing = next((own for own in self._names() if own.lower() in CLASS_LISTS and own != name), None)
+        with contextlib.suppress(SourceError, ValueError):  # of Python objects, or of damaged text
+            words = self._look(listing) if listing else array
+            if words.dtype.kind in "SU" and len(words.shape) == 1 and words.shape != array.shape[:1]:
+                names = [word.decode() if isinstance(word, bytes) else word for word in words.values().tolist()]
+                return names_by_number(names, np.asarray(array.values()))
+        return {}
 
     def _look(self, name: str) -> PlacedArray:
         folder = self._location if self._location.is_dir() else self._location.parent

@@ -20,6 +20,7 @@ from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.manifest import DTYPES, Field
 from hpcdl.data.sources.base.chosen import choose, divided
 from hpcdl.data.sources.base.flat import (
+    CLASS_LISTS,
     LAST,
     MOST_ARRAY_BYTES,
     MOST_CLASSES,
@@ -79,7 +80,6 @@ class FieldSource:
         self.masks = {*chosen.targets.values()}
         used = {*chosen.inputs.values(), *self.masks}
         unused = [path for path in parts[0].arrays if path not in used]
-        remarks += [f"arrays not used: {some(unused)}"] if unused else []
         wanted = [("input", *item) for item in chosen.inputs.items()]
         wanted += [("target", *item) for item in chosen.targets.items()]
         placed = []
@@ -89,6 +89,9 @@ class FieldSource:
                 raise SourceError(f"{where}: the split {missing.split} has no {path}; every split needs every field")
             placed.append((path, [part.arrays[path].place() for part in parts]))
             remarks += dict.fromkeys(array.remarks for array in placed[-1][1] if array.remarks)
+        named = any(array.called for path, own in placed for array in own if path in self.masks)
+        unused = [path for path in unused if not (named and path.rpartition("/")[2].lower() in CLASS_LISTS)]
+        remarks += [f"arrays not used: {some(unused)}"] if unused else []
         placed = self._samples_of(parts, placed, remarks)
         self._check_counts(parts, placed)
         settled = [
@@ -398,9 +401,8 @@ class FieldSource:
         if first.text:
             names, lines = [str(value) for value in labels.tolist()], ["-"]
         else:
-            names, lines = numbered(labels)
             enumeration = one_enumeration([array.called for array in arrays], where)
-            names = [enumeration.get(int(number), number) for number in names]
+            names, lines = _called(labels, enumeration)
             remarks += [names_remark(name, names)] if enumeration else [f"{name}: {line}" for line in lines]
         made = Field(name=name, role="target", dtype="int64", kind="class", class_names=names)
         sorted_labels = labels if lines else np.arange(len(names))
@@ -460,6 +462,15 @@ class FieldSource:
         if not bad.any():
             return None
         return np.flatnonzero(~bad)
+
+
+def _called(labels: Array, enumeration: Mapping[int, str]) -> tuple[list[str], list[str]]:
+    """Return the class names of labels by their enumeration, and a remark if labels are renumbered."""
+    wanted = labels.tolist()
+    if set(wanted) <= set(enumeration) and not set(range(max(wanted) + 1)) <= set(enumeration):
+        return [enumeration[number] for number in wanted], ["-"]  # has gaps: numbers between are no classes
+    names, lines = numbered(labels)
+    return [enumeration.get(int(number), number) for number in names], lines
 
 
 def _ask_of_lists(where: str, array: PlacedArray) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.manifest import RESERVED, is_name
-from hpcdl.data.sources.base.flat import is_id
+from hpcdl.data.sources.base.flat import CLASS_LISTS, is_id
 from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray
 from hpcdl.data.sources.base.source import SourceSpec
 from hpcdl.data.sources.base.splits import AUTO, IGNORE, left_out, some, split_in, typed
@@ -143,7 +143,8 @@ def divided(
             f"{spec.location}: {some(splits)} are called by splits, {some(unsplit)} are not: give --input PATH=NAME "
             "and --target PATH=NAME by whole paths to take these undivided, or --split-names keep for the others alone"
         )
-    remarks += [f"arrays of no split, not used: {some(unsplit)}"] if unsplit else []
+    unused = [path for path in unsplit if path.lower() not in CLASS_LISTS]
+    remarks += [f"arrays of no split, not used: {some(unused)}"] if unused else []
     return [ArrayGroup(split=split, arrays=made[split]) for split in ("train", "val", "test") if split in made]
 
 

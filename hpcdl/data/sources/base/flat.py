@@ -49,6 +49,9 @@ _WIDE, _FEWEST_FILLED = 100, 10
 _STORED = {"uint8": "uint8", "float16": "float16", "float32": "float32", "float64": "float32"}
 """The type in which pixels of a type are stored."""
 MOST_CLASSES = 1_000_000
+RENUMBERED = "labels are renumbered"
+CLASS_LISTS = ("class_names", "classes", "label_names", "target_names", "class_labels", "category_names", "categories")
+"""Names of arrays that list the classes of integer labels."""
 MOST_ARRAY_BYTES = 0x7FFFF000
 """Limit for a sample: Linux reads no more in one call."""
 _MOST_OPEN = 64
@@ -322,7 +325,7 @@ def numbered(found: Array) -> tuple[list[str], list[str]]:
         return class_numbers(int(found[-1]) + 1 if len(found) else 0), []
     pairs = ", ".join(f"{value} -> {number}" for number, value in enumerate(found[:_MAPPED_SHOWN].tolist()))
     more = ", ..." if len(found) > _MAPPED_SHOWN else ""
-    remarks = f"labels are renumbered: {pairs}{more}; the old ones are the classes' names"
+    remarks = f"{RENUMBERED}: {pairs}{more}; the old ones are the classes' names"
     return [str(value) for value in found.tolist()], [remarks]
 
 
@@ -424,6 +427,15 @@ def is_id(name: str) -> bool:
 def names_class(name: str) -> bool:
     """Return whether a column or array is named like class numbers (`class_id`, `labelId`)."""
     return re.fullmatch(r"(?:class|label|category|target|species|type)_?ids?", _in_words(name)) is not None
+
+
+def names_by_number(words: Sequence[str], labels: Array) -> dict[int, str]:
+    """Return the class of each label by a list of all classes, from 0 on, or from 1 on; empty if that is unclear."""
+    if not len(labels) or len(set(words)) != len(words):
+        return {}
+    low, high = int(labels.min()), int(labels.max())
+    first = 0 if low == 0 and high < len(words) else 1 if low == 1 and high == len(words) else None
+    return {} if first is None else dict(enumerate(words, first))
 
 
 def names_group(name: str) -> bool:

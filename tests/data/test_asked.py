@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import errno
 import gzip
+import io
 import os
+import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -581,6 +583,21 @@ def test_channels_that_may_be_first_or_last_are_asked_about(
     assert list(manifest.sample_shape) == made
 
 
+def archive_of_tables() -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("a.csv", "a,y\n1,2\n")
+    return content.getvalue()
+
+
+def sparse_matrix() -> bytes:
+    """A file as scipy.sparse.save_npz writes it."""
+    content = io.BytesIO()
+    parts = {"indices": np.zeros(2, np.int32), "indptr": np.array([0, 1, 2]), "shape": np.array([2, 2])}
+    np.savez_compressed(content, format=b"csr", data=np.ones(2), **parts)
+    return content.getvalue()
+
+
 UNREAD = {
     "a.mat": (b"MATLAB 5.0 MAT-file", "version 5: save it with -v7.3"),
     "a.nc": (b"CDF\x01" + bytes(60), "it is netCDF-3: save it as netCDF-4"),
@@ -588,6 +605,9 @@ UNREAD = {
     "a.jsonl": (b'{"x": 1}\n', r"convert it with pandas: pandas.read_json\(OLD, lines=True\).to_parquet\(NEW\)"),
     "a.xlsx": (b"PK\x03\x04", "it is a spreadsheet: save its sheet as CSV"),
     "a.pt": (b"PK\x03\x04", "it may be a pickle, which can run any code when it is read"),
+    "a.zip": (archive_of_tables(), "it is an archive without images: unpack it"),
+    "a.npy": (b"\x80\x04\x95", "it may be a pickle: save plain arrays"),
+    "a.npz": (sparse_matrix(), r"is a sparse matrix of SciPy: save its rows \(.toarray\(\)\)"),
     "a.avro": (b"Obj\x01", "for any other format write a reader: --reader FILE.py:NAME"),
 }
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import pytest
+from PIL import Image
 
 from hpcdl.core.errors import SourceError
 from hpcdl.data.sources.base.source import recognise
@@ -228,3 +230,43 @@ def test_names_with_numbers_are_classes(values: str, tmp_path: Path) -> None:
     rows = "".join(f"{row},{values.split(',')[row % 2]}\n" for row in range(12))
     manifest = make(table(tmp_path, "a,target\n" + rows), tmp_path / "out")
     assert set(manifest.class_names) == {*values.split(",")}
+
+
+@pytest.mark.parametrize("kind", ["column", "files", "pictures"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_patients_in_several_splits_are_shown(kind: str, shared: bool, tmp_path: Path) -> None:
+    rows = [(f"p{row // 2 % 20 if shared else row % 20}", ("train", "val")[row % 2]) for row in range(80)]
+    if kind == "files":
+        for split in ("train", "val"):
+            lines = [f"{patient},{row % 7},{row % 3}" for row, (patient, own) in enumerate(rows) if own == split]
+            (tmp_path / f"{split}.csv").write_text("\n".join(["patient,a,y", *lines]) + "\n")
+    else:
+        Image.fromarray(np.zeros((4, 4), np.uint8)).save(tmp_path / "1.png")
+        first = "1.png" if kind == "pictures" else "5"
+        lines = [f"{first},{patient},{split},{patient == 'p3'}" for patient, split in rows]
+        (tmp_path / "t.csv").write_text("\n".join(["a,patient,split,label", *lines]) + "\n")
+    source = tmp_path if kind == "files" else tmp_path / "t.csv"
+    flags = {"target_kind": "class"} if kind == "pictures" else {"leave_out": "patient"}
+    understood = " ".join(make(source, tmp_path / "out", **flags).understood)
+    line = "20 of 20 values of 'patient' are in several splits, such as 'p0' in train and val: if samples of one belong"
+    assert (line in understood) == shared and ("several splits" in understood) == shared
+
+
+@pytest.mark.parametrize(
+    ("column", "target", "line"),
+    [
+        (lambda t: t * 1.8 + 32, lambda t: t, "the column 'b' is the same but for scale and offset: a copy of the"),
+        (lambda t: t // 3 * 5, lambda t: "abc"[int(t // 3)], "the column 'b' names each class by a number: a copy"),
+        (lambda t: t * 1.8 + (t > 7), lambda t: t + 0.5, ""),
+        (lambda t: t // 2, lambda t: "abc"[int(t // 3)], ""),
+        (lambda t: 1, lambda t: t + 0.5, ""),
+    ],
+)
+def test_a_column_that_repeats_the_target_is_shown(
+    column: Callable[[float], float], target: Callable[[float], Any], line: str, tmp_path: Path
+) -> None:
+    rows = [f"{row * 7 % 11},{column(row % 9)},{target(row % 9 * 1.0)}" for row in range(90)]
+    (tmp_path / "t.csv").write_text("\n".join(["a,b,y", *rows]) + "\n")
+    kind = "class" if isinstance(target(1.0), str) else "regression"
+    understood = " ".join(make(tmp_path / "t.csv", tmp_path / "out", target_kind=kind).understood)
+    assert (line in understood) if line else ("a copy" not in understood)

@@ -24,10 +24,12 @@ from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.flat import (
     NUMBER,
     is_id,
+    names_group,
     numbered,
     plausible,
     question_of_quantities,
     question_of_words,
+    remark_on_groups,
     sparse,
     spellings,
 )
@@ -93,8 +95,9 @@ class CsvSource:
         if not labels:
             raise SourceError(f"{self._table} lists no files; it needs lines of file,label")
         remarks = self._remarks(columns)
-        left = sorted(split for split in self.named if leaves_out_split(split, self._spec.leave_out))
+        left = sorted(self._left())
         remarks += [f"left out: the split {split}" for split in left]
+        remarks += self._remarks_on_groups(columns)
         self.named.update(columns.names)
         if self._are_quantities(labels, columns):
             self._list(index, columns, [0] * len(labels))
@@ -235,6 +238,18 @@ class CsvSource:
             return []
         remarks = [f"files in the column {columns.names[columns.file]}, labels in {columns.names[columns.label]}"]
         return remarks + ([f"columns not used: {some(unused)}"] if unused else [])
+
+    def _remarks_on_groups(self, columns: _Columns) -> list[str]:
+        """Return a remark if files of one patient, or what else the table names, are in several splits."""
+        number = next((number for number, name in enumerate(columns.names) if names_group(name)), None)
+        if number is None or columns.split is None or number in (columns.label, columns.file):
+            return []
+        rows = ((self._split_of(at, fields, columns), fields) for at, fields in itertools.islice(self._rows(), 1, None))
+        words = ((split, [fields[number].strip()]) for split, fields in rows if split not in self._left())
+        return remark_on_groups(columns.names[number], words)
+
+    def _left(self) -> list[str]:
+        return [split for split in self.named if leaves_out_split(split, self._spec.leave_out)]
 
     def _remarks_on_repeats(self, columns: _Columns) -> list[str]:
         """Return remarks on files listed more than once; SourceError if their labels differ."""

@@ -243,6 +243,10 @@ class NumpySource(FieldSource):
         elif self._location.suffix == ".npz":
             with _opened(self._location) as archive:
                 names = [name.removesuffix(".npy") for name in archive.namelist()]
+            if {"format", "shape", "data"} <= set(names) and set(names) & {"indptr", "row", "offsets"}:
+                raise SourceError(
+                    f"{self._location} is a sparse matrix of SciPy: save its rows (.toarray()) with their targets"
+                )
         else:
             return [self._location.stem]
         self.named.update(names)
@@ -411,7 +415,9 @@ def _placed(path: Path, offset: int, shown: str) -> tuple[PlacedArray, bool]:
                 warnings.simplefilter("ignore")  # warnings about arrays saved by Python 2
                 shape, column_first, dtype = read(file)
         except (TypeError, SyntaxError, tokenize.TokenError, RecursionError, *_DAMAGED) as error:
-            raise SourceError(f"{shown} is not a numpy array: {_one_line(error)}") from error
+            file.seek(offset)
+            pickled = "; it may be a pickle: save plain arrays" if file.read(1) == b"\x80" else ""
+            raise SourceError(f"{shown} is not a numpy array{pickled or f': {_one_line(error)}'}") from error
         position = file.tell()
     if dtype.hasobject:
         raise SourceError(f"{shown} holds Python objects; save plain numbers")

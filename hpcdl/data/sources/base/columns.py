@@ -20,7 +20,7 @@ from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.manifest import CODINGS, Categories
 from hpcdl.data.sources.base.arrays import FieldSource
 from hpcdl.data.sources.base.chosen import INPUT_NAMES, TARGET_NAMES, field_name
-from hpcdl.data.sources.base.flat import NUMBER, is_id, names_class, names_group
+from hpcdl.data.sources.base.flat import NUMBER, is_id, names_class, names_group, remark_on_groups
 from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray, shape_text
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts
 from hpcdl.data.sources.base.splits import left_out, names_division, some, typed
@@ -151,8 +151,53 @@ _MEASURED = re.compile(r"[\[(<>=~\u2264\u2265]*[+-]?\.?[0-9].*", re.DOTALL)
 _LOOKED_AT = 10_000
 _STACKED = 1 << 21
 """The number of values that are combined at once."""
+_FEWEST_ROWS, _SAME = 10, 1e-4
+"""A column is compared with the target if it has this number of rows; and how near, in standard deviations, it is."""
 _PACKED = "x"
 """The field that combines all columns of numbers, unless --input is given."""
+
+
+def _groups_shared(tables: Mapping[str, Mapping[str, TableColumn]]) -> list[str]:
+    """Return a remark if rows of one patient, or what else a column names, are in several splits."""
+    name = next(filter(names_group, next(iter(tables.values()))), None)
+    if name is None or len(tables) < 2 or any(columns[name].kind == "other" for columns in tables.values()):
+        return []
+    chunks = ((split, chunk) for split, columns in tables.items() for chunk in _chunks(columns[name].place()))
+    return remark_on_groups(name, ((split, chunk.tolist()) for split, chunk in chunks))
+
+
+def _same_as_target(facts: SourceFacts, packed: Sequence[str]) -> list[str]:
+    """Return remarks on columns that are the target but for scale and offset, or name its classes one to one."""
+    (place, *others), (made, *targets) = facts.arrays[: len(facts.fields)], facts.fields
+    width = math.prod(place.shape)
+    rows = _STACKED // max(1, width)
+    values = np.fromfile(place.file, place.dtype, rows * width, offset=place.offset).reshape(-1, width)
+    remarks = []
+    for item, other in zip(targets, others, strict=True):
+        if other.offsets or math.prod(other.shape) != 1 or width != len(packed) or made.variable:
+            continue
+        goal = np.fromfile(other.file, other.dtype, len(values), offset=other.offset).astype(np.float64)
+        same = [name for name, own in zip(packed, values.T, strict=True) if _repeats(own, goal, item.kind == "class")]
+        if same:
+            what = "names each class by a number" if item.kind == "class" else "is the same but for scale and offset"
+            remarks.append(
+                f"{item.name}: the column {some(same)} {what}: a copy of the target? If so, give --leave-out "
+                f"{typed(same[0])}"
+            )
+    return remarks
+
+
+def _repeats(values: Array, goal: Array, classes: bool) -> bool:
+    """Return whether numbers are `goal` but for scale and offset, or one number for each class."""
+    kept = np.isfinite(values) & np.isfinite(goal)
+    values, goal = values[kept].astype(np.float64), goal[kept]
+    if len(goal) < _FEWEST_ROWS or values.std() == 0 or goal.std() == 0:
+        return False
+    if classes:
+        pairs, numbers = np.unique(np.stack([values, goal]), axis=1), len(np.unique(goal))
+        return pairs.shape[1] == numbers == len(np.unique(values)) and len(goal) >= _FEWEST_ROWS * numbers
+    ours, theirs = ((own - own.mean()) / own.std() for own in (values, goal))
+    return bool(min(np.abs(ours - theirs).max(), np.abs(ours + theirs).max()) < _SAME)
 
 
 def _no_numbers() -> PlacedArray:
@@ -176,7 +221,7 @@ class ColumnSource(FieldSource):
 
     def list_columns(self, tables: Mapping[str, Mapping[str, TableColumn]], index: IndexWriter) -> SourceFacts:
         """List the rows of a table for each split; all tables have the same columns."""
-        patterns = self._spec.leave_out
+        patterns, groups_shared = self._spec.leave_out, _groups_shared(tables)
         self.named.update(column_name for columns in tables.values() for column_name in columns)
         tables = {
             split: {
@@ -203,7 +248,9 @@ class ColumnSource(FieldSource):
         if packed:
             self.inputs = (f"{name}={field_name(name)}",)
         facts = self.list_parts(groups, index)
+        facts = dataclasses.replace(facts, remarks=[*facts.remarks, *groups_shared])
         if packed:
+            facts = dataclasses.replace(facts, remarks=[*facts.remarks, *_same_as_target(facts, packed)])
             fields = [
                 dataclasses.replace(item, columns=list(packed)) if item.name == field_name(name) else item
                 for item in facts.fields

@@ -445,6 +445,23 @@ def names_group(name: str) -> bool:
     return len(kept) == 1 and _GROUP.fullmatch(kept[0]) is not None
 
 
+def remark_on_groups(name: str, words_of: Iterable[tuple[str, Iterable[str]]]) -> list[str]:
+    """Return a remark if values of a column `name` occur in several splits; `words_of` yields splits and values."""
+    first: dict[str, str] = {}
+    shared: dict[str, str] = {}
+    for split, words in words_of:
+        for word in words:
+            if word and first.setdefault(word, split) != split:
+                shared.setdefault(word, split)
+    if not shared:
+        return []
+    word, split = next(iter(shared.items()))
+    return [
+        f"{len(shared)} of {len(first)} values of {shown(name)} are in several splits, such as {shown(word)} in "
+        f"{first[word]} and {split}: if samples of one belong together, results are too good; divide by {name} instead"
+    ]
+
+
 def _in_words(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.rsplit("/", 1)[-1]).lower()
 

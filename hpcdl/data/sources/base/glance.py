@@ -92,6 +92,7 @@ _REMEDIES_BY_SUFFIX = {
     **dict.fromkeys((".xlsx", ".xls", ".ods"), _SHEET),
     **dict.fromkeys((".feather", ".arrow"), _BY_PANDAS.format(reader="read_feather", more="")),
     **dict.fromkeys((".jsonl", ".ndjson"), _BY_PANDAS.format(reader="read_json", more=", lines=True")),
+    ".zip": "it is an archive without images: unpack it, and give the folder or one of its files",
     ".orc": _BY_PANDAS.format(reader="read_orc", more=""),
     ".dta": _BY_PANDAS.format(reader="read_stata", more=""),
     ".sav": _BY_PANDAS.format(reader="read_spss", more=""),

@@ -695,10 +695,31 @@ def test_parquet_of_images_and_masks(tmp_path: Path) -> None:
 )
 def test_what_training_makes_of_numbers_is_shown(dtype: str, line: str, tmp_path: Path) -> None:
     np.savez(
-        tmp_path / "a.npz", x=np.full((6, 2), (1 << 24) + 1 if dtype == "i4" else 7, dtype), y=np.linspace(0, 1, 6)
+        tmp_path / "a.npz", x=np.array([[(1 << 24) + 1 if dtype == "i4" else 7, 1]] * 6, dtype), y=np.linspace(0, 1, 6)
     )
     told = make(tmp_path / "a.npz", tmp_path / "out", input="x=x", target="y=y").understood
     assert [line in one for one in told] == ([True] if line else [])
+
+
+MASKS = np.eye(8, dtype=np.uint8)[None].repeat(6, 0)
+ODD = {
+    "masks of 0 and 255": ({"y": MASKS * 255}, "y: 2 different numbers (0, 255): "
+        "as classes they need a network of 256 outputs; for classes write 0 to 1"),
+    "masks with -1": ({"y": MASKS.astype(np.int8) - 1}, "y: 2 different numbers (-1, 0); for"),
+    "masks of 0 and 1": ({"y": MASKS}, ""),
+    "one quantity": ({"y": np.full(6, 2.5)}, "y: every value is 2.5: there is nothing to learn from it"),
+    "zeros": ({"x": np.zeros((6, 4), np.float32)}, "x: every value is 0: there is nothing to learn from it"),
+    "zeros among others": ({"x": np.array([[0, n] for n in range(6)], np.float32)}, ""),
+    "pictures of 16 bits": ({"x": RANDOM.integers(0, 4096, (6, 8, 8, 1)).astype(np.uint16)}, "fed as they are"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_numbers_that_teach_nothing_or_the_wrong_thing_are_shown(case: str, tmp_path: Path) -> None:
+    arrays, line = ODD[case]
+    np.savez(tmp_path / "a.npz", **{"x": RANDOM.normal(size=(6, 4)), "y": RANDOM.normal(size=6), **arrays})
+    told = " ".join(make(tmp_path / "a.npz", tmp_path / "out", input="x=x", target="y=y").understood)
+    assert line in told if line else not told
 
 
 def test_values_that_are_not_valid_are_missing(tmp_path: Path) -> None:
@@ -723,8 +744,10 @@ def test_pictures_with_nan_are_asked_about(tmp_path: Path) -> None:
         Image.fromarray(pixels).save(tmp_path / "deep" / f"c{number % 2}" / f"{number}.tif")
     with pytest.raises(SourceError, match=r"image 7 of .*NaN or infinity.*, 1 sample in all; --nan skip"):
         make(tmp_path / "a.npz", tmp_path / "out")
-    with pytest.raises(HpcdlError, match=r"c1/7\.tif: it holds values that are not finite .*--nan skip"):
-        make(tmp_path / "deep", tmp_path / "out")
+    for call in (make, lambda *paths: dry_run(request(*paths))):
+        with pytest.raises(SourceError, match=r"c1/7\.tif: it holds values that are not finite .*--nan skip"):
+            call(tmp_path / "deep", tmp_path / "out")
+        assert not (tmp_path / "out").exists()
     for source in ("a.npz", "deep"):
         kept = make(tmp_path / source, tmp_path / f"{source}-kept", nan="keep")
         left = make(tmp_path / source, tmp_path / f"{source}-left", nan="skip")

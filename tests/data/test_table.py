@@ -209,6 +209,13 @@ def test_split_by_rows_says_that_it_does_not_keep_patients_together(tmp_path: Pa
     assert not any("too good" in line for line in targets.understood)
 
 
+def test_the_index_of_a_table_that_pandas_wrote_twice_is_asked_about(tmp_path: Path) -> None:
+    source = table(tmp_path, "Unnamed: 0,a,y\n" + "".join(f"{row},{row % 3},{row / 7}\n" for row in range(9)))
+    with pytest.raises(SourceError, match=r"is the column 'Unnamed: 0' a feature, or a number of the rows\?"):
+        make(source, tmp_path / "out")
+    assert make(source, tmp_path / "out", leave_out="Unnamed: 0").fields[0].columns == ("a",)
+
+
 def test_a_table_that_ends_within_a_line_is_said_to(tmp_path: Path) -> None:
     words = "t.csv: its last line has no end, as in a file that was cut; check its last value"
     for number, (end, said) in enumerate({"\n": False, "\r\n": False, "": True}.items()):

@@ -229,7 +229,7 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: boo
             facts = _with_counts(facts, by_split, request.source, asks=asks)
         shape, facts = _shape(layout, spec, source, facts, index, counts)
         _check_finite(spec, source, facts, index, counts)
-        facts = _with_marks(source, facts, index, list(counts), shape)
+        facts = _with_marks(spec, source, facts, index, list(counts), shape)
         if fractions:
             if list(counts) != [UNSPLIT]:
                 raise UsageError(f"{request.source} is already divided into {', '.join(counts)}; leave out --split")
@@ -555,12 +555,15 @@ _MARKS_READ, _MARKS_DECODED = 1 << 30, 1 << 26
 
 
 def _with_marks(
-    source: Source, facts: SourceFacts, index: Index, splits: Sequence[str], shape: Sequence[int]
+    spec: SourceSpec, source: Source, facts: SourceFacts, index: Index, splits: Sequence[str], shape: Sequence[int]
 ) -> SourceFacts:
-    """Return `facts` with a remark if float pixels hold a number that often stands for a missing one."""
+    """Return `facts` with a remark if float pixels hold a number that often stands for a missing one.
+
+    Raises SourceError if an image file among them holds NaN or infinity, as the writing does.
+    """
     if facts.samples_are not in ("pixels", "files") or not facts.dtype.startswith("float"):
         return facts
-    as_array = facts.samples_are == "pixels"
+    as_array, stops = facts.samples_are == "pixels", spec.nan == "stop" and spec.checks
     most = max(1, (_MARKS_READ if as_array else _MARKS_DECODED) // (4 * max(1, math.prod(shape))))
 
     def rows() -> Iterator[npt.NDArray[Any]]:
@@ -570,6 +573,8 @@ def _with_marks(
                 content = source.read(row, facts, index)
                 if not isinstance(content, np.ndarray):
                     content = decode(content, size=None, channels=shape[-1], dtype=facts.dtype)
+                    if stops and not np.isfinite(content).all():
+                        raise SourceError(f"{source.describe(row, facts, index)}: {NotFinite()}")
                 yield content.astype(facts.dtype).reshape(-1, 1)
 
     remark = mark_of_missing("images", np.dtype(facts.dtype), rows)

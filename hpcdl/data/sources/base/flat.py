@@ -421,6 +421,8 @@ def is_id(name: str) -> bool:
     if names_class(name):
         return False
     parts = re.split(r"[\W_]+", _in_words(name))
+    if re.fullmatch(r"unnamed: ?[0-9]+(?:\.[0-9]+)?", name.lower()):  # so pandas calls the index of a table read again
+        return True
     return parts[-1] in ("id", "ids", "uid", "uuid", "idx", "index", "number", "nr", "key", "serial", "timestamp")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from hpcdl.core.units import counted
 from hpcdl.data.format.manifest import Field, is_picture
-from hpcdl.data.sources.base.flat import MOST_CLASSES
+from hpcdl.data.sources.base.flat import FEW_CLASSES, MOST_CLASSES
 from hpcdl.data.sources.base.placed import PlacedArray
 from hpcdl.data.sources.base.source import Array
 
@@ -19,6 +19,7 @@ EXACT = 1 << 24
 _MARKS = (-999, -9999, -99999, -999999, -32768, -(2**31), 1e20, 1e30, 1e36, 9.969209968386869e36, -1e20, -1e30, -1e34,
           -3.4028234663852886e38, 3.4028234663852886e38, -1.7976931348623157e308)  # fmt: skip
 """Numbers that files have for missing ones: of netCDF, CMIP, GDAL, and tables."""
+_NUMBERS_SHOWN = 5
 _LOOKED_AT = 64
 """Most pieces of an array that are searched for such numbers."""
 ABSENT = np.iinfo(np.int64).min
@@ -114,6 +115,8 @@ def mark_of_missing(name: str, dtype: np.dtype[Any], rows: Callable[[], Iterable
     if not bounds:
         return ""
     low, high = np.fmin.reduce([own for own, _ in bounds]), np.fmax.reduce([own for _, own in bounds])
+    if low.min() == high.max() and sum(map(len, rows())) > 1:
+        return f"{name}: every value is {low[0]:g}: there is nothing to learn from it"
     mark = np.where(np.isin(low, marks), low, high)
     places = np.flatnonzero(np.isin(mark, marks))
     if not len(places):
@@ -141,6 +144,8 @@ def as_fed(item: Field, arrays: Sequence[PlacedArray]) -> str:
     """Describe how training changes a field's numbers; empty if it does not."""
     if item.kind != "numbers":
         return ""
+    if item.role == "target" and len(item.shape) > 1 and np.dtype(item.dtype).kind in "iu":
+        return _with_gaps(item, arrays)
     if item.dtype == "float64":
         coarse = rounded_away(chunk for array in arrays for chunk in array.chunks())
         scaled = " unless --normalise scales them first" if item.role == "input" else ""
@@ -150,13 +155,27 @@ def as_fed(item: Field, arrays: Sequence[PlacedArray]) -> str:
     if item.dtype == "uint8":
         what = "scaled to 0..1, as pictures are" if is_picture(item.shape) else "fed as they are"
         return f"{item.name}: bytes, {what} in training; train --scale chooses"
-    if item.dtype in ("int32", "int64", "uint32", "uint64"):
+    if np.dtype(item.dtype).kind in "iu":
         most = max(largest(chunk) for array in arrays for chunk in array.chunks())
         if most > EXACT:
             return f"{item.name}: whole numbers up to {most}, and training rounds those over {EXACT} to float32"
         if most > 1 and is_picture(item.shape):
             return f"{item.name}: {item.dtype} up to {most}, fed as they are; pixels saved as uint8 are scaled to 0..1"
     return ""
+
+
+def _with_gaps(item: Field, arrays: Sequence[PlacedArray]) -> str:
+    """Describe a mask of few numbers far apart, such as 0 and 255; empty if it numbers its classes from 0 on."""
+    found: set[int] = set()
+    for chunk in (chunk for array in arrays if array.stored for chunk in itertools.islice(array.chunks(), _LOOKED_AT)):
+        found |= set(np.unique(chunk).tolist())
+        if len(found) > FEW_CLASSES:
+            return ""
+    if not found or (min(found) >= 0 and max(found) < 2 * len(found)):
+        return ""
+    numbers = ", ".join(map(str, sorted(found)[:_NUMBERS_SHOWN])) + (", ..." if len(found) > _NUMBERS_SHOWN else "")
+    outputs = f": as classes they need a network of {max(found) + 1} outputs" if min(found) >= 0 else ""
+    return f"{item.name}: {len(found)} different numbers ({numbers}){outputs}; for classes write 0 to {len(found) - 1}"
 
 
 def largest(values: Array) -> int:

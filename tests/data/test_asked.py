@@ -419,6 +419,19 @@ def test_images_and_masks_are_pairs(tmp_path: Path) -> None:
         make(tmp_path / "s", tmp_path / "lost", input="images=image", target="masks=mask")
 
 
+@pytest.mark.parametrize(
+    ("white", "line"), [(255, "mask: 2 different numbers (0, 255): as classes they need"), (1, "")]
+)
+def test_masks_in_files_that_are_black_and_white_are_shown(white: int, line: str, tmp_path: Path) -> None:
+    for number in range(4):
+        for folder, pixels in (("images", np.full((6, 6, 3), number)), ("masks", np.eye(6) * white)):
+            path = tmp_path / "s" / folder / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(png(pixels.astype(np.uint8)))
+    told = " ".join(make(tmp_path / "s", tmp_path / "out", input="images=image", target="masks=mask").understood)
+    assert line in told if line else "different numbers" not in told
+
+
 @pytest.mark.parametrize("kind", ["csv", "hdf5"])
 def test_quantities_of_images_stay_quantities(kind: str, tmp_path: Path) -> None:
     wanted = {number: number * 0.25 + 0.125 for number in range(12)}

@@ -259,6 +259,19 @@ def test_patients_in_several_splits_are_shown(kind: str, shared: bool, tmp_path:
     assert (line in understood) == shared and ("several splits" in understood) == shared
 
 
+@pytest.mark.parametrize("patients", [np.arange(20) // 4, np.array(["p1", "p2"] * 10)])
+@pytest.mark.parametrize("shared", [False, True])
+def test_patients_in_several_splits_of_arrays_are_shown(shared: bool, patients: np.ndarray, tmp_path: Path) -> None:
+    others = (
+        patients if shared else np.char.add("q", patients.astype(str)) if patients.dtype.kind == "U" else patients + 9
+    )
+    arrays = {"x_train": np.ones((20, 2)), "y_train": np.arange(20) % 2, "subject_train": patients}
+    arrays |= {"x_test": np.ones((20, 2)), "y_test": np.arange(20) % 2, "subject_test": others}
+    np.savez(tmp_path / "a.npz", **arrays)
+    told = " ".join(make(tmp_path / "a.npz", tmp_path / "out").understood)
+    assert ("values of 'subject' are in several splits, such as" in told) == shared
+
+
 @pytest.mark.parametrize(
     ("column", "target", "line"),
     [

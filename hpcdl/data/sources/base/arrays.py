@@ -7,7 +7,7 @@ and targets (chosen.py), what their values are (values.py), and the rest here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,12 @@ from hpcdl.data.sources.base.flat import (
     FlatFiles,
     add_numbered,
     class_numbers,
+    names_group,
     numbered,
     plausible,
     question_of_quantities,
     question_of_words,
+    remark_on_groups,
     sparse,
     stamp_of,
     words_among_numbers,
@@ -92,6 +94,7 @@ class FieldSource:
         named = any(array.called for path, own in placed for array in own if path in self.masks)
         unused = [path for path in unused if not (named and path.rpartition("/")[2].lower() in CLASS_LISTS)]
         remarks += [f"arrays not used: {some(unused)}"] if unused else []
+        remarks += self._remarks_on_groups(parts, used)
         placed = self._samples_of(parts, placed, remarks)
         self._check_counts(parts, placed)
         settled = [
@@ -246,6 +249,21 @@ class FieldSource:
         if name not in self._starts:
             self._starts[name] = np.fromfile(name, np.int64)
         return self._starts[name]
+
+    def _remarks_on_groups(self, parts: Sequence[ArrayGroup], used: Container[str]) -> list[str]:
+        """Return a remark if samples of one patient, or what else an array beside the used ones names, are divided."""
+        name = next((path for path in parts[0].arrays if names_group(path) and path not in used), None)
+        if name is None or len({part.split for part in parts}) < 2 or any(name not in part.arrays for part in parts):
+            return []
+        placed = [(part.split, part.arrays[name].place()) for part in parts]
+        if not all(array.text or len(array.shape) == 1 for _, array in placed):
+            return []
+        chunks = (
+            (split, chunk)
+            for split, array in placed
+            for chunk in (array.string_chunks() if array.text else array.chunks())
+        )
+        return remark_on_groups(name, ((split, chunk.astype(str).tolist()) for split, chunk in chunks))
 
     def _samples_of(
         self, parts: Sequence[ArrayGroup], placed: list[tuple[str, list[PlacedArray]]], remarks: list[str]

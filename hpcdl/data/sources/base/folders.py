@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -14,10 +15,10 @@ from typing import Any
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular, read_json
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.format.manifest import RESERVED, is_name
+from hpcdl.data.format.manifest import RESERVED, Field, is_name
 from hpcdl.data.sources.base.chosen import field_name
 from hpcdl.data.sources.base.glance import IMAGE_SUFFIXES
-from hpcdl.data.sources.base.images import PictureField
+from hpcdl.data.sources.base.images import PictureField, decode_mask
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceChanged, SourceFacts, SourceSpec, UnreadableSample
 from hpcdl.data.sources.base.splits import (
     AUTO,
@@ -30,6 +31,7 @@ from hpcdl.data.sources.base.splits import (
     split_called,
     typed,
 )
+from hpcdl.data.sources.base.values import LOOKED_AT, mask_with_gaps
 
 _PICTURES = re.compile(r"(?:jpeg|png)?(?:images?|imgs?|photos?|pictures?|frames?)|inputs?|rgb|scans?|raws?")
 _MASKS = re.compile(
@@ -390,6 +392,7 @@ class PicturePairs:
             remarks=[
                 f"pairs of files in {inputs} and {targets}, by their names",
                 *_remarks_on(targets, all_pairs),
+                *_odd_masks(fields[1], [second for _, second in all_pairs]),
                 *out.lines(),
             ],
         )
@@ -486,6 +489,18 @@ class PicturePairs:
                     raise SourceError(f"{files[stem]} and {path} fit the same partner; leave one of them out")
                 files[stem] = path
         return dict(sorted(files.items()))
+
+
+def _odd_masks(item: Field, files: Sequence[Path]) -> list[str]:
+    """Return a remark if the numbers of the first masks are those of pictures, such as 0 and 255."""
+
+    def masks() -> Iterator[Array]:
+        for path in itertools.islice(files, LOOKED_AT):
+            with contextlib.suppress(UnreadableSample):  # the writing finds it again and follows --on-error
+                yield decode_mask(_content(path)[1], size=None)
+
+    line = mask_with_gaps(item.name, masks()) if len(item.shape) == 2 else ""
+    return [line] if line else []
 
 
 def _remarks_on(targets: str, pairs: Sequence[_Pair]) -> list[str]:

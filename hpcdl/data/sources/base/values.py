@@ -20,7 +20,7 @@ _MARKS = (-999, -9999, -99999, -999999, -32768, -(2**31), 1e20, 1e30, 1e36, 9.96
           -3.4028234663852886e38, 3.4028234663852886e38, -1.7976931348623157e308)  # fmt: skip
 """Numbers that files have for missing ones: of netCDF, CMIP, GDAL, and tables."""
 _NUMBERS_SHOWN = 5
-_LOOKED_AT = 64
+LOOKED_AT = 64
 """Most pieces of an array that are searched for such numbers."""
 ABSENT = np.iinfo(np.int64).min
 """Marks a missing label."""
@@ -98,7 +98,7 @@ def marks_of_missing(item: Field, arrays: Sequence[PlacedArray]) -> str:
         return ""
 
     def rows() -> Iterator[Array]:
-        for chunk in (chunk for array in arrays for chunk in itertools.islice(array.chunks(), _LOOKED_AT)):
+        for chunk in (chunk for array in arrays for chunk in itertools.islice(array.chunks(), LOOKED_AT)):
             yield chunk.reshape(-1, 1) if len(item.shape) > 1 else chunk.reshape(len(chunk), -1)
 
     return mark_of_missing(item.name, np.dtype(item.dtype), rows)
@@ -145,7 +145,8 @@ def as_fed(item: Field, arrays: Sequence[PlacedArray]) -> str:
     if item.kind != "numbers":
         return ""
     if item.role == "target" and len(item.shape) > 1 and np.dtype(item.dtype).kind in "iu":
-        return _with_gaps(item, arrays)
+        chunks = (itertools.islice(array.chunks(), LOOKED_AT) for array in arrays if array.stored)
+        return mask_with_gaps(item.name, itertools.chain.from_iterable(chunks))
     if item.dtype == "float64":
         coarse = rounded_away(chunk for array in arrays for chunk in array.chunks())
         scaled = " unless --normalise scales them first" if item.role == "input" else ""
@@ -164,10 +165,10 @@ def as_fed(item: Field, arrays: Sequence[PlacedArray]) -> str:
     return ""
 
 
-def _with_gaps(item: Field, arrays: Sequence[PlacedArray]) -> str:
+def mask_with_gaps(name: str, chunks: Iterable[Array]) -> str:
     """Describe a mask of few numbers far apart, such as 0 and 255; empty if it numbers its classes from 0 on."""
     found: set[int] = set()
-    for chunk in (chunk for array in arrays if array.stored for chunk in itertools.islice(array.chunks(), _LOOKED_AT)):
+    for chunk in chunks:
         found |= set(np.unique(chunk).tolist())
         if len(found) > FEW_CLASSES:
             return ""
@@ -175,7 +176,7 @@ def _with_gaps(item: Field, arrays: Sequence[PlacedArray]) -> str:
         return ""
     numbers = ", ".join(map(str, sorted(found)[:_NUMBERS_SHOWN])) + (", ..." if len(found) > _NUMBERS_SHOWN else "")
     outputs = f": as classes they need a network of {max(found) + 1} outputs" if min(found) >= 0 else ""
-    return f"{item.name}: {len(found)} different numbers ({numbers}){outputs}; for classes write 0 to {len(found) - 1}"
+    return f"{name}: {len(found)} different numbers ({numbers}){outputs}; for classes write 0 to {len(found) - 1}"
 
 
 def largest(values: Array) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from hpcdl.bench.ranks import REQUEST_FILE, ReportProgress, as_started, launched, on_fresh_ranks, rank_program
-from hpcdl.collectives.auto import CANDIDATES, Row, measure, save_table, serves_auto, table_file
+from hpcdl.collectives.auto import CANDIDATES, Row, Timetable, save_table, serves_auto, table_file, time_size
 from hpcdl.collectives.slices import Workspace
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.comm.observed import Observed
@@ -26,6 +26,7 @@ from hpcdl.config.schema import AllreduceBenchConfig
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.progress import progress
 from hpcdl.core.records.from_json import from_json
+from hpcdl.core.statistics import holm, quantiles
 from hpcdl.core.units import format_bytes, parse_bytes
 from hpcdl.report.analysis.laws import AlphaBeta, alpha_beta
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 SHORT_BYTES = 8
 LONG_BYTES = 1 << 20
 PINGS = 9
+SURE = 0.05
+"""Largest probability, by chance, of a difference between two algorithms that is shown as one."""
 ALL_PAIRS_UP_TO = 48
 """Ranks up to which every pair is measured; with more, only pairs at distances of powers of two."""
 
@@ -117,7 +120,8 @@ class AllreduceRow:
 
     `bus_bandwidth` is 2(p-1)/p n/t in bytes/s, the minimum that each rank must send and receive in that time.
     `share_of_bound` is the bound, lg p latencies and 2(p-1)/p n bytes on the median link, over the time; through shared
-    memory it may exceed 1.
+    memory it may exceed 1. `low_seconds` and `high_seconds` hold the middle half of the calls. `perhaps_fastest`: the
+    calls do not distinguish it from the fastest of its size.
     """
 
     algorithm: str
@@ -125,6 +129,9 @@ class AllreduceRow:
     seconds: float
     bus_bandwidth: float
     share_of_bound: float
+    low_seconds: float
+    high_seconds: float
+    perhaps_fastest: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,15 +195,19 @@ def measure_on_rank(
     workspace = Workspace()
     sizes = parse_sizes(config.run.sizes)
     pairs = sweep(communicator)
-    rows: list[Row] = []
+    calls: dict[int, dict[str, list[float]]] = {}
     for size in sizes:
         for name in CANDIDATES:
             check(communicator, name, size, workspace)
-        table = measure(communicator, [size], repeats=config.run.repeats, workspace=workspace)
-        rows += table.rows
-        on_progress(len(rows), format_bytes(size))
-    table = dataclasses.replace(table, rows=rows)
+        calls[size] = time_size(communicator, CANDIDATES, size, config.run.repeats, workspace)
+        on_progress(len(calls), format_bytes(size))
     workspace.close()
+    rows = [
+        Row(bytes=size, seconds={name: statistics.median(times) for name, times in by_name.items()})
+        for size, by_name in calls.items()
+    ]
+    nodes = len(set(communicator.allgather_json(communicator.host)))
+    table = Timetable(library=communicator.library, ranks=communicator.size, nodes=nodes, rows=rows)
     if communicator.rank == 0 and serves_auto(sizes):
         with contextlib.suppress(OSError):  # a full home must not lose the result
             save_table(table_file(table.library, table.ranks, table.nodes, communicator.host), table)
@@ -208,7 +219,7 @@ def measure_on_rank(
         ranks=table.ranks,
         nodes=table.nodes,
         repeats=config.run.repeats,
-        rows=[_row(name, row, table.ranks, link) for row in rows for name in CANDIDATES],
+        rows=[item for row in rows for item in _rows(row, calls[row.bytes], table.ranks, link)],
         fits={name: fit for name, fit in fits.items() if fit is not None},
         link=link,
         slowest_pair=SlowestPair(
@@ -235,17 +246,37 @@ def check(communicator: Communicator, name: str, num_bytes: int, workspace: Work
         )
 
 
-def _row(name: str, row: Row, num_ranks: int, link: AlphaBeta) -> AllreduceRow:
-    seconds = row.seconds[name]
+def perhaps_fastest(calls: Mapping[str, Sequence[float]], best: str) -> set[str]:
+    """Return `best` and the names whose seconds do not differ from its by Mann and Whitney's test, after Holm.
+
+    A test on ranks: one call that another program disturbed must not hide a difference of all others.
+    """
+    from scipy.stats import mannwhitneyu  # takes a second to load
+
+    others = [name for name in calls if name != best]
+    adjusted = holm([float(mannwhitneyu(calls[name], calls[best]).pvalue) for name in others])
+    return {best, *(name for name, p_value in zip(others, adjusted, strict=True) if p_value >= SURE)}
+
+
+def _rows(row: Row, calls: Mapping[str, Sequence[float]], num_ranks: int, link: AlphaBeta) -> list[AllreduceRow]:
     least_bytes = 2 * (num_ranks - 1) / num_ranks * row.bytes
     bound_s = (num_ranks - 1).bit_length() * link.latency_s + least_bytes * link.seconds_per_byte
-    return AllreduceRow(
-        algorithm=name,
-        bytes=row.bytes,
-        seconds=seconds,
-        bus_bandwidth=least_bytes / seconds,
-        share_of_bound=bound_s / seconds,
-    )
+    close, results = perhaps_fastest(calls, row.best), []
+    for name, seconds in row.seconds.items():
+        low_s, high_s = quantiles(calls[name], [0.25, 0.75])
+        results.append(
+            AllreduceRow(
+                algorithm=name,
+                bytes=row.bytes,
+                seconds=seconds,
+                bus_bandwidth=least_bytes / seconds,
+                share_of_bound=bound_s / seconds,
+                low_seconds=low_s,
+                high_seconds=high_s,
+                perhaps_fastest=name in close,
+            )
+        )
+    return results
 
 
 def _on_rank(request: dict[str, Any], group: Observed, on_progress: ReportProgress) -> dict[str, Any]:

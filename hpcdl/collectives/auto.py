@@ -173,25 +173,39 @@ def measure(
     memory = workspace or Workspace()
     rows: list[Row] = []
     for num_bytes in sizes:
-        samples: dict[str, list[float]] = {name: [] for name in _worth_timing(names, num_bytes, rows)}
-        spent_s = 0.0  # the same on every rank, as each sample is
-        for repeat in range(repeats + 1):
-            if repeat > FEWEST and spent_s > time_limit_s:
-                break
-            best = min((min(times) for times in samples.values() if times), default=float("inf"))
-            for name in samples:
-                if repeat > FEWEST and min(samples[name]) > HOPELESS * best:
-                    continue
-                seconds = _time_once(communicator, name, num_bytes, memory)
-                spent_s += seconds
-                if repeat > 0:
-                    samples[name].append(seconds)
+        worth = _worth_timing(names, num_bytes, rows)
+        samples = time_size(communicator, worth, num_bytes, repeats, memory, time_limit_s)
         rows.append(Row(bytes=num_bytes, seconds={name: of_tries(tries) for name, tries in samples.items()}))
         tick()
     if workspace is None:
         memory.close()
     nodes = len(set(communicator.allgather_json(communicator.host)))
     return Timetable(library=communicator.library, ranks=communicator.size, nodes=nodes, rows=rows)
+
+
+def time_size(
+    communicator: Communicator,
+    names: Sequence[str],
+    num_bytes: int,
+    repeats: int,
+    workspace: Workspace,
+    time_limit_s: float = float("inf"),
+) -> dict[str, list[float]]:
+    """Return the seconds of each try of `names`, called in turn: the same on every rank. See `measure`."""
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    spent_s = 0.0  # the same on every rank, as each sample is
+    for repeat in range(repeats + 1):
+        if repeat > FEWEST and spent_s > time_limit_s:
+            break
+        best = min((min(times) for times in samples.values() if times), default=float("inf"))
+        for name in samples:
+            if repeat > FEWEST and min(samples[name]) > HOPELESS * best:
+                continue
+            seconds = _time_once(communicator, name, num_bytes, workspace)
+            spent_s += seconds
+            if repeat > 0:
+                samples[name].append(seconds)
+    return samples
 
 
 def _worth_timing(names: Sequence[str], num_bytes: int, rows: Sequence[Row]) -> Sequence[str]:

@@ -41,6 +41,13 @@ def test_measured_on_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     )
 
 
+def test_only_a_fastest_that_is_distinguishable_is_named() -> None:
+    near, far = [1.0, 1.1, 0.9, 1.05, 0.98], [2.0, 2.2, 1.8, 2.1, 50.0]  # one call was disturbed
+    assert allreduce.perhaps_fastest({"ring": near, "tree": far, "mpi": near[::-1]}, "ring") == {"ring", "mpi"}
+    assert allreduce.perhaps_fastest({"ring": near, "tree": far}, "ring") == {"ring"}
+    assert allreduce.perhaps_fastest({"ring": [1.0], "tree": [5.0]}, "ring") == {"ring", "tree"}, "one call each"
+
+
 def test_a_wrong_sum_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def forgets_a_rank(communicator: ThreadCommunicator, buffer: Any, workspace: Any) -> None:
         communicator.broadcast(buffer)
@@ -98,7 +105,8 @@ def test_as_a_user_runs_it(run_hpcdl: CommandLine) -> None:
     assert "time: median of 1 call on the slowest rank" in shown.out and "of bound: the time of one link" in shown.out
     told = "these times are not kept for --strategy auto, which needs sizes from 64 KiB or less to 16 MiB or more"
     assert told in shown.err and told in finished.err
-    assert shown.code == 0 and "<- fastest" in shown.out and "<- auto" not in shown.out
+    assert shown.code == 0 and "<- " not in shown.out, "one call of each distinguishes none"
+    assert shown.out.count("not distinguishable") == len(CANDIDATES) + 1  # and its explanation
     assert "slowest pair" in shown.err and "next: hpcdl" in shown.err
     whole = run_hpcdl(["bench", "allreduce", "--sizes", "4KiB,16MiB", "--repeats", "1"])
     assert whole.code == 0 and "<- auto" in whole.out and told not in whole.err and len(list(kept.glob("*.json"))) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -107,7 +108,7 @@ def allreduce(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = 
     if json:
         print_json(dataclasses.asdict(result))
         return
-    _print_allreduce(result, "<- auto" if serves else "<- fastest")
+    _print_allreduce(result, _OF_AUTO if serves else "<- fastest")
     slowest = result.slowest_pair
     pair = " and ".join(f"{rank} ({host})" for rank, host in zip(slowest.ranks, slowest.hosts, strict=True))
     say(f"slowest pair: ranks {pair}, {format_seconds(slowest.seconds)} for 1 MiB, {slowest.ratio:.2f} x the median")
@@ -117,28 +118,31 @@ def allreduce(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = 
     )
 
 
+_OF_AUTO = "<- auto"
+"""Marks the algorithm that `--strategy auto` takes: the one with the least time, however close the others are."""
+
+
 def _print_allreduce(result: AllreduceResult, mark: str) -> None:
-    best: dict[int, AllreduceRow] = {}
-    for row in result.rows:
-        if row.bytes not in best or row.seconds < best[row.bytes].seconds:
-            best[row.bytes] = row
     size = f"{counted(result.ranks, 'rank')} on {counted(result.nodes, 'node')}"
     put(f"{result.library}, {size}; every sum was checked on every rank")
     print_table(
-        ["size", "algorithm", "time", "bus GB/s", "of bound", ""],
+        ["size", "algorithm", "time", "middle half", "bus GB/s", "of bound", ""],
         [
             [
                 format_bytes(row.bytes),
                 row.algorithm,
                 format_seconds(row.seconds),
+                f"{format_seconds(row.low_seconds)} to {format_seconds(row.high_seconds)}",
                 f"{row.bus_bandwidth / 1e9:.2f}",
                 f"{row.share_of_bound:.2f}",
-                mark if best[row.bytes] is row else "",
+                _mark(row, [other for other in result.rows if other.bytes == row.bytes], mark),
             ]
             for row in result.rows
         ],
     )
     put(f"time: median of {counted(result.repeats, 'call')} on the slowest rank; a busy node changes it")
+    put("middle half: from the first to the third quartile of the calls")
+    put(f"{_NOT_SURE}: from the fastest of its size, by these calls (Mann-Whitney, Holm)")
     put("of bound: the time of one link for these bytes, over the time. It is above 1 where")
     put("  ranks of a node exchange more than one link carries, or other programs slowed the link")
     put()
@@ -150,6 +154,18 @@ def _print_allreduce(result: AllreduceResult, mark: str) -> None:
             for name, fit in links.items()
         ],
     )
+
+
+_NOT_SURE = "not distinguishable"
+
+
+def _mark(row: AllreduceRow, of_size: Sequence[AllreduceRow], mark: str) -> str:
+    """Return `mark` for the least time, unless it names the fastest and the calls do not distinguish it from others."""
+    least = row is min(of_size, key=lambda other: other.seconds)
+    if sum(other.perhaps_fastest for other in of_size) == 1:
+        return mark if least else ""
+    words = [mark] if least and mark == _OF_AUTO else []
+    return ", ".join([*words, *([_NOT_SURE] if row.perhaps_fastest else [])])
 
 
 @commands.command(cls=GroupedCommand, epilog="Example: hpcdl bench pingpong --transport grpc --allow-grpc")

@@ -272,21 +272,29 @@ def _crossing(curve: Sequence[tuple[int, Range]], key: str) -> int | None:
 
 
 def _changes(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
-    """Return the sizes at which another strategy becomes the best: most samples per second on the same nodes."""
+    """Return the sizes at which another strategy becomes the best: most samples per second on the same nodes.
+
+    A best one remains so until another is better beyond the intervals. Those that are not distinguishable from it at
+    one of its sizes are listed with it.
+    """
     changes: list[dict[str, Any]] = []
     before = ""
     known = [item for item in predictions if item.step_seconds.bounded]
     for nodes in sorted({item.job.nodes for item in known}):
         rows = [item for item in known if item.job.nodes == nodes]
         best = max(rows, key=lambda item: item.images_per_second.mean)
-        close = [item.job.label for item in rows
-                 if item is not best and item.images_per_second.high > best.images_per_second.low]  # fmt: skip
+        kept = next((item for item in rows if item.job.label == before), None)
+        if kept is not None and kept.images_per_second.high > best.images_per_second.low:
+            best = kept
         if best.job.label != before:
             changes.append({
                 "what": "best strategy", "model": best.job.model, "nodes": nodes, "strategy": best.job.label,
-                "before": before or None, "not_distinguishable": close,
+                "before": before or None, "not_distinguishable": [],
             })  # fmt: skip
             before = best.job.label
+        similar = changes[-1]["not_distinguishable"]
+        similar += [item.job.label for item in rows if item is not best and item.job.label not in similar
+                    and item.images_per_second.high > best.images_per_second.low]  # fmt: skip
     return changes
 
 

@@ -10,7 +10,10 @@ import pytest
 
 from hpcdl.core.errors import UsageError
 from hpcdl.predict import calibration
+from hpcdl.predict.answer import _changes
 from hpcdl.predict.evidence import gather_evidence
+from hpcdl.predict.forecast import Prediction, Range
+from hpcdl.predict.jobs import StepJob
 from hpcdl.predict.outlook import MOST_SIZES, MOST_STRATEGIES, MOST_SUBJECTS, outlooks
 from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.analysis.settings import by_varied_settings
@@ -47,7 +50,7 @@ def test_the_section_has_forecasts_beyond_what_was_measured(runs: list[Run]) -> 
     held_out = {row[0]: row[4] for row in tables["the test on held-out sizes"].rows}
     assert {row[0]: row[9] for row in forecasts.rows} == held_out, "the error stands beside each forecast"
     assert {row[0] for row in tables["nodes from which efficiency is below 80 %"].rows} == set(held_out)
-    assert any("is the best from" in line for line in found.lines)
+    assert any("the best from" in line for line in found.lines)
     figures = {item.name: item for item in found.items if isinstance(item, Figure)}
     assert set(figures) == {"prediction-1-throughput", "prediction-1-efficiency"}
     shown = {series.label: series for series in figures["prediction-1-throughput"].series}
@@ -55,6 +58,23 @@ def test_the_section_has_forecasts_beyond_what_was_measured(runs: list[Run]) -> 
     assert all(low < y < high for low, y, high in zip(shown["ring, predicted"].low, shown["ring, predicted"].y,
                                                       shown["ring, predicted"].high, strict=True)
                if low is not None and high is not None)  # fmt: skip
+
+
+def test_indistinguishable_strategies_do_not_take_turns_as_the_best() -> None:
+    def at(nodes: int, label: str, rate: float, off: float) -> Prediction:
+        job = StepJob(strategy=label, model="lenet", nodes=nodes, workers=nodes, batch=32, lengths=(10,))
+        bounds = Range(mean=rate, low=rate - off, high=rate + off)
+        return Prediction(job=job, step_seconds=Range(mean=1.0, low=0.9, high=1.1), images_per_second=bounds,
+                          efficiency=bounds, limited_by="", losses={}, faster={})  # fmt: skip
+
+    near = [at(nodes, label, rate, 5) for nodes, rates in ((1, (100, 99)), (2, (198, 199)), (4, (390, 388)))
+            for label, rate in zip(("ring", "tree"), rates, strict=True)]  # fmt: skip
+    (change,) = _changes(near)
+    assert (change["strategy"], change["nodes"], change["not_distinguishable"]) == ("ring", 1, ["tree"])
+    far = [*near, at(8, "ring", 700, 5), at(8, "tree", 780, 5)]
+    assert [(row["strategy"], row["nodes"], row["not_distinguishable"]) for row in _changes(far)] == [
+        ("ring", 1, ["tree"]), ("tree", 8, []),
+    ]  # fmt: skip
 
 
 def test_records_of_real_runs_are_predicted_from() -> None:
@@ -147,7 +167,7 @@ def test_every_form_of_the_report_has_it(ask_hpcdl: CommandLine, tmp_path: Path)
     assert "predicted steps" in finished.out
     for name in ("report.html", "report.md"):
         text = (tmp_path / "out" / name).read_text()
-        assert "Prediction" in text and "predicted steps" in text and "is the best from" in text, name
+        assert "Prediction" in text and "predicted steps" in text and "the best from" in text, name
     assert (tmp_path / "out" / "figures" / "prediction-1-throughput.svg").is_file()
     document = json.loads((tmp_path / "out" / "report.json").read_text())
     (item,) = document["prediction"]

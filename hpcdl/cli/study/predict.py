@@ -256,7 +256,8 @@ def _crossings(answer: Answer) -> list[str]:
     for row in answer.crossings:
         if row["what"] == "best strategy":
             similar = ", ".join(row["not_distinguishable"])
-            lines.append(f"best from {counted(row['nodes'], 'node')}: {row['strategy']}")
+            rank = "perhaps best" if similar else "best"
+            lines.append(f"{rank} from {counted(row['nodes'], 'node')}: {row['strategy']}")
             lines += [f"  not distinguishable from it: {similar}"] if similar else []
         elif row["nodes"] is not None:
             low, high = ("beyond" if row[key] is None else str(row[key]) for key in ("low", "high"))

@@ -44,7 +44,8 @@ def _sentences(document: Row) -> Iterator[str]:
             rivals = listed(row["not_distinguishable"], 6)
             close = f" (not distinguishable from it: {rivals})" if rivals else ""
             instead = f" in place of {row['before']}" if row["before"] else ""
-            yield f"{row['strategy']}{instead} is the best from {counted(row['nodes'], 'node')} on{close}."
+            rank = "is perhaps the best" if rivals else "is the best"
+            yield f"{row['strategy']}{instead} {rank} from {counted(row['nodes'], 'node')} on{close}."
     for line in document["warnings"]:
         yield f"{line}."
     if run := document["next_run"]:

@@ -233,7 +233,8 @@ def test_one_name_in_several_spellings_is_told(tmp_path: Path, ask_hpcdl: Comman
         ("step_seconds", (640.0, 650.0, 660.0), "if these are milliseconds"),
         ("step_seconds", (0.64, 0.65, 660.0), "steps jump by a factor of 1,015"),
         ("images_per_second", (50.0, 98.0, 100.0), ""),
-        ("step_seconds", (6.4, 6.5, 9.0), ""),
+        ("step_seconds", (85.0, 86.0, 90.0), "the median step takes 86 s, 0.37 samples a second of a worker"),
+        ("step_seconds", (0.64, 0.65, 0.9), ""),
     ],
 )
 def test_numbers_in_another_unit_are_told(tmp_path: Path, column: str, values: tuple[float, ...], words: str) -> None:
@@ -241,6 +242,13 @@ def test_numbers_in_another_unit_are_told(tmp_path: Path, column: str, values: t
     lines = [f"ring,lenet,{n},{n},32,{value}" for n, value in zip((1, 2, 4), values, strict=True)]
     said = remarks(tmp_path, *lines, header=header)
     assert words in said if words else not said, said
+
+
+def test_throughputs_say_the_unit_of_long_steps(tmp_path: Path) -> None:
+    lines = [f"ring,lenet,{n},{n},32,{85.0 + n},{32 * n / (85.0 + n)}" for n in (1, 2, 4)]
+    assert not remarks(
+        tmp_path, *lines, header=f"{SHORT.replace('images_per_second', 'step_seconds')},images_per_second"
+    )
 
 
 def test_servers_that_no_column_counts_are_told(tmp_path: Path) -> None:

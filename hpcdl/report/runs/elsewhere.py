@@ -127,7 +127,8 @@ _REST = "\n"
 """The key of cells without a column. It cannot be a column name."""
 _SEPARATOR_LINE = re.compile(r'"?sep=."?[\r\n]+', re.IGNORECASE)
 """The line that Excel writes above a header."""
-_LONG_STEP_S = 100.0
+_LONG_STEP_S = 2.0
+"""A median step above this may be a number of milliseconds, which hardly any are below."""
 _SAME_THROUGHPUT = 1.25
 """Largest growth of a throughput over four times the workers that looks like no growth."""
 _UNITS_MIXED = 50.0
@@ -450,7 +451,8 @@ def _remarks(path: Path, header: list[str], rows: list[tuple[int, dict[str, str]
             f"{path.name}: {counted(copies, 'row')} with exactly the numbers of an earlier row; all are used. Delete copies of one"
             " measurement, which make intervals too narrow"
         )
-    doubts = (*_similar_names(rows), *_doubtful_units(header, runs), *_doubtful_epochs(runs))
+    timed = [run for run, (_, row) in zip(runs, rows, strict=True) if run.usable and not row.get("images_per_second")]
+    doubts = (*_similar_names(rows), *_long_steps(timed), *_doubtful_units(header, runs), *_doubtful_epochs(runs))
     return [*remarks, *(f"{path.name}: {line}" for line in doubts)]
 
 
@@ -476,11 +478,20 @@ def _copies(rows: Iterable[Mapping[str, str]]) -> int:
     return sum(count - 1 for count in counts.values())
 
 
+def _long_steps(timed: Sequence[Run]) -> Iterator[str]:
+    """Yield how the steps of rows without a throughput were read, if they are long: nothing else shows their unit."""
+    middle_s = statistics.median(run.step_seconds or 0.0 for run in timed) if timed else 0.0
+    if middle_s > _LONG_STEP_S:
+        rate = statistics.median((run.images_per_second or 0.0) / run.workers for run in timed)
+        yield (
+            f"step_seconds are taken as seconds: the median step takes {middle_s:.3g} s, {rate:.2g} samples a second of"
+            " a worker; if these are milliseconds, divide step_seconds by 1,000"
+        )
+
+
 def _doubtful_units(header: Sequence[str], runs: Sequence[Run]) -> Iterator[str]:
     """Yield what looks like another unit than the column's: no number of a table says what it counts."""
     usable = [run for run in runs if run.usable and run.step_seconds]
-    if usable and "step_seconds" in header and statistics.median(run.step_seconds or 0.0 for run in usable) > _LONG_STEP_S:
-        yield f"most steps take more than {_LONG_STEP_S:g} s; if these are milliseconds, divide step_seconds by 1,000"
     for runs_by_size in _sizes(usable):
         (first, base), *_, (last, top) = runs_by_size.items()
         growth = _middle_rate(top) / _middle_rate(base)

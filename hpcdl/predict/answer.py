@@ -417,7 +417,8 @@ def _warnings(forecast: Forecast, predictions: Sequence[Prediction]) -> list[str
         lines.append("nothing could be held out: intervals are not tested against a measured size")
     elif forecast.widening >= _WORTH_TELLING:
         lines.append(
-            f"the held-out size was missed by more than expected: intervals are {forecast.widening:.2g} x wider"
+            "the held-out size was missed by more than expected: intervals of sizes that were not run are"
+            f" {forecast.widening:.2g} x wider"
         )
     return lines
 

@@ -126,8 +126,9 @@ class HeldOut:
 class Forecast:
     """One network's predictions.
 
-    All intervals are those of the models times `widening`, which is at least 1: the root mean square of the held-out
-    sizes' deviations, with `_TRUST_IN_INTERVALS` more as expected. `weights` are those of the models by strategy.
+    Intervals of sizes that were not run are those of the models times `widening`, which is at least 1: the root mean
+    square of the held-out sizes' deviations, with `_TRUST_IN_INTERVALS` more as expected. `weights` are those of the
+    models by strategy.
     """
 
     def __init__(
@@ -295,9 +296,14 @@ class Forecast:
         error = error_of(job, logs, computing, largest, own_error)
         middle = numpy.median(logs)
         off = logs - middle + error * self._unexplained + self._run_noise
-        result: Array = middle + self.widening * off + self._batch_error(job)
+        result: Array = middle + self._widening_at(job) * off + self._batch_error(job)
         clipped: Array = numpy.clip(result, -_LARGEST_LOG, _LARGEST_LOG)
         return clipped
+
+    def _widening_at(self, job: StepJob) -> float:
+        """Return 1 for a size that was run: a miss at a size that was held out says nothing against its own runs."""
+        series = self._series(job)
+        return 1.0 if series is not None and job.workers in series.workers else self.widening
 
     def _batch_error(self, job: StepJob) -> Array:
         """Return the error of a batch size that no run had, as a logarithm of a step, by its computing alone."""
@@ -390,9 +396,9 @@ class Forecast:
 
         The timeline's part follows from its linearization; other models and the model error scale with distance.
         """
-        slopes = self.posterior.slopes(job)
+        slopes, widening = self.posterior.slopes(job), self._widening_at(job)
         deviation_now, deviation_then = (
-            self.widening * math.sqrt(max(float(slopes @ covariance @ slopes), 0.0) + self.posterior.run_noise**2)
+            widening * math.sqrt(max(float(slopes @ covariance @ slopes), 0.0) + self.posterior.run_noise**2)
             for covariance in (self.posterior.covariance, self.after(run))
         )
         unexplained = math.sqrt(max(0.0, self.deviation(job) ** 2 - deviation_now**2))

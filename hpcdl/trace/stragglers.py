@@ -198,7 +198,8 @@ def _idle(row: int, rates: Mapping[str, Array], excess: Mapping[str, float], ste
     if waits_s >= CONTENDED_SHARE * longer_s:  # as the others do; more was said above
         return (
             UNKNOWN,
-            f"{worked}, and its threads wait {waits_s * 1e3:.3g} ms of a step for a processor: others use them",
+            f"{worked}, and its threads wait {waits_s * 1e3:.3g} ms of a step for processors:"
+            " other programs or ranks use them",
         )
     return IDLE, f"{worked}: in a layer or below it waits, sleeps or is stopped"
 

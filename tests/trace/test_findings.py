@@ -257,7 +257,8 @@ def test_who_waits_for_a_processor_as_all_do_does_not_sleep() -> None:
     rates = [{counters.WAITED_US: 7e5, counters.PROCESSORS: 1000.0} for _ in range(RANKS)]
     found = findings(*synchronous(even(0.01, 1), compute_s, rates=rates, busy=busy))
     (late,) = found.stragglers
-    assert (late.rank, late.cause) == (2, "unknown") and "of a step for a processor: others use them" in late.evidence
+    assert (late.rank, late.cause) == (2, "unknown"), late
+    assert "of a step for processors: other programs or ranks use them" in late.evidence
     assert found.processor_waits_s is not None and found.processor_waits_s > 0.5 * found.step_s
     told = {row[0]: row[1] for row in next(tables(found))[2]}
     assert told["of a step, waiting for processors"].endswith("ms: other programs or ranks use them")

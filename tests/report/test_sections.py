@@ -45,6 +45,16 @@ def texts(item: Table) -> list[list[str]]:
     return [[cell_text(column, cell) for column, cell in zip(item.columns, row, strict=True)] for row in item.rows]
 
 
+def test_the_summary_names_each_base_and_prefers_none_that_began_large() -> None:
+    """`tree about 94 % at 8` beside `ring ..., from 1 worker` was relative to 4 workers, without a word."""
+    rates = {"ring": {1: 100.0, 4: 360.0, 8: 640.0}, "tree": {4: 370.0, 8: 700.0}, "mpi": {1: 100.0, 8: 600.0}}
+    runs = [make_run(n, rate, strategy=name) for name, by_size in rates.items() for n, rate in by_size.items()]
+    line = next(line for line in summary(analyse(Gathered(runs=tuple(runs)))) if line.startswith("Scaling"))
+    assert line.startswith("Scaling: ring keeps about 80.0 % (measured once, no interval) efficiency at 8 workers")
+    assert "mpi about 75.0 % (measured once, no interval) at 8, tree" in line, line
+    assert "tree about 94.6 % (measured once, no interval) at 8, from 4 workers" in line, line
+
+
 def test_a_lone_imported_run_has_no_scaling_time_or_network() -> None:
     assert names([make_run(1, 100.0)]) == {"setup", "learning", "cost"}
 

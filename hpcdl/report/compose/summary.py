@@ -99,14 +99,18 @@ def _scaling(analysis: Analysis) -> str:
 
 
 def _ends(curves: Sequence[Curve]) -> str:
-    """Describe the best curve first, as the main result, then the others briefly."""
+    """Describe the best curve from the fewest workers first, as the main result, then the others briefly.
+
+    A base of many workers has lost already what the first ones cost, so its efficiencies look better.
+    """
     named = zip(curves, curve_names(curves), strict=True)
-    ordered = sorted(named, key=lambda pair: -pair[0].points[-1].efficiency.value)
+    ordered = sorted(named, key=lambda pair: (pair[0].base.n, -pair[0].points[-1].efficiency.value))
     curve, name = ordered[0]
-    other_curves = [f"{name} {_efficiency(curve)} at {curve.points[-1].n:,}" for curve, name in ordered[1:]]
-    text = (
-        f"{name} keeps {_efficiency(curve)} efficiency at {curve.points[-1].n:,} {curve.axis}, from {base_words(curve)}"
-    )
+    base, other_curves = base_words(curve), []
+    for other, other_name in ordered[1:]:
+        since = "" if base_words(other) == base else f", from {base_words(other)}"
+        other_curves.append(f"{other_name} {_efficiency(other)} at {other.points[-1].n:,}{since}")
+    text = f"{name} keeps {_efficiency(curve)} efficiency at {curve.points[-1].n:,} {curve.axis}, from {base}"
     return f"{text}; {listed(other_curves, 3)}" if other_curves else text
 
 

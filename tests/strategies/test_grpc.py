@@ -66,6 +66,32 @@ def test_equals_single(session_hpcdl: CommandLine, single: Path, strategy: str) 
         assert numpy.abs(own - other).max() <= 1e-5 * numpy.abs(other).max()
 
 
+ADAPTED = """
+import keras, numpy
+
+def build(input_shape, num_classes):
+    scaling = keras.layers.Normalization()
+    scaling.adapt(numpy.random.default_rng(0).random((64, *input_shape), "float32"))
+    nested = keras.Sequential([scaling, keras.layers.Flatten()])
+    return keras.Sequential([keras.Input(input_shape), nested, keras.layers.Dense(num_classes)])
+"""
+
+
+@pytest.mark.mpi
+def test_a_model_with_adapted_normalization_trains_as_on_one_process(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(ADAPTED)
+    common = [
+        "train", "--model", f"{tmp_path / 'net.py'}:build", "--data", "synthetic:6x6x1:3@64", "--steps", "4",
+        "--batch-size", "8", "--deterministic", "--profile", "none", "--optimizer", "sgd",
+    ]  # fmt: skip
+    runs = {"one": ["--strategy", "single"], "ps": ["--strategy", "grpc-ps", "--ranks", "2", "--allow-grpc"]}
+    for name, words in runs.items():
+        finished = run_hpcdl([*common, *words, "--run-dir", tmp_path / name], timeout_s=200)
+        assert finished.code == 0, finished.err
+    for own, other in zip(*(model_weights(tmp_path / name) for name in runs), strict=True):
+        assert numpy.abs(own - other).max() <= 1e-5 * numpy.abs(other).max() + 1e-7
+
+
 @pytest.mark.mpi
 @pytest.mark.soak
 def test_ranks_that_slurm_started_meet_without_mpi(session_hpcdl: CommandLine, single: Path) -> None:

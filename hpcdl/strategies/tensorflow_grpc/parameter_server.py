@@ -9,7 +9,8 @@ The graph of one `grpc-ps` worker: variables on the servers, the model's step he
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -78,7 +79,7 @@ class StepGraph:
         self._session: Any = None
         self._rate = 0.0
         self._graph = tf.Graph()
-        with self._graph.as_default():
+        with _constants_as_arrays(model), self._graph.as_default():
             self._build(context, objective, log)
         self.server_bytes = [
             sum(_bytes_of(weight) for weight in self._weights if tf.DeviceSpec.from_string(weight.device).task == task)
@@ -176,6 +177,27 @@ class StepGraph:
     def _session_config(self) -> Any:
         # Without the filter a worker would wait for all other workers' servers to answer.
         return v1.ConfigProto(device_filters=["/job:ps", f"/job:worker/task:{self._rank}"])
+
+
+@contextlib.contextmanager
+def _constants_as_arrays(model: Any) -> Iterator[None]:
+    """Let layers hold numpy arrays in place of eager tensors inside: a graph of TensorFlow 1 cannot capture those.
+
+    Normalization holds its mean and variance so. Call it outside of the graph, where the tensors can be read.
+    """
+    held = [
+        (layer, name, value)
+        for layer in model._flatten_layers()  # also those of nested models
+        for name, value in list(vars(layer).items())
+        if isinstance(value, tf.Tensor)  # variables of Keras are none
+    ]
+    for layer, name, value in held:
+        setattr(layer, name, value.numpy())
+    try:
+        yield
+    finally:
+        for layer, name, value in held:
+            setattr(layer, name, value)
 
 
 class _Greedy:

@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ import numpy
 
 from hpcdl.checkpoint.background import THREAD, AtOnce, BackgroundJob, BackgroundWork, Turn
 from hpcdl.comm.observed import observe
-from hpcdl.core.errors import CorruptError, RankError
+from hpcdl.core.errors import CorruptError, RankError, UsageError
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records.from_json import from_json
 from hpcdl.core.records.run_record import HistoryPoint
@@ -310,9 +311,12 @@ def set_aside(run_dir: Path) -> Path | None:
 def newest_valid(run_dir: Path, warnings: list[str], kind: type[Facts] | None = None) -> int | None:
     """Return the step of the newest valid checkpoint; damaged ones are skipped with a warning.
 
-    `kind` defines the facts that a resumed run needs.
+    `kind` defines the facts that a resumed run needs. Raises UsageError if permission is missing: to start from an
+    earlier step, or anew, would lose work that is intact.
     """
     folder = run_dir / FOLDER
+    if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):  # pathlib lists such a folder as an empty one
+        raise _without_permission(folder, folder)
     for step in list_checkpoints(folder):
         try:
             verify(folder_of(folder, step), kind)
@@ -352,22 +356,38 @@ def own_file(rank: int) -> str:
 
 
 def verify(folder: Path, kind: type[Facts] | None = None) -> None:
-    """Raise CorruptError for a file that is missing, cut short or changed, or a missing fact that `kind` needs."""
+    """Raise CorruptError for a file that is missing, cut short or changed, or a missing fact that `kind` needs.
+
+    Raises UsageError for a file that this user may not read: it may well be intact.
+    """
     try:
         document = read_json(folder / MANIFEST)
         if document["schema"] != SCHEMA:
             raise CorruptError(f"checkpoint {folder} has schema {document['schema']!r}, this hpcdl reads {SCHEMA!r}")
         files = _files_in(document, folder, kind)
+    except CorruptError as error:
+        if isinstance(error.__cause__, PermissionError):
+            raise _without_permission(folder / MANIFEST, folder.parent) from error
+        raise
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptError(f"checkpoint {folder} has no usable {MANIFEST} ({error})") from error
     for name, (size, digest) in files.items():
         path = folder / name
         try:
             sound = path.is_file() and path.stat().st_size == size and digest_of(path) == digest
+        except PermissionError as error:
+            raise _without_permission(path, folder.parent) from error
         except OSError as error:
             raise CorruptError(f"checkpoint file {path} cannot be read: {error.strerror}") from error
         if not sound:
             raise CorruptError(f"checkpoint file {path} is damaged or missing")
+
+
+def _without_permission(path: Path, checkpoints: Path) -> UsageError:
+    return UsageError(
+        f"{path} cannot be read: permission denied; ask its owner, or if it is yours, type "
+        f"chmod -R u+rwX {shlex.quote(str(checkpoints))}"
+    )
 
 
 def _files_in(document: Mapping[str, Any], folder: Path, kind: type[Facts] | None) -> dict[str, tuple[int, str]]:

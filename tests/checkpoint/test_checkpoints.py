@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy
@@ -15,7 +17,8 @@ from hpcdl.checkpoint import folders as checkpoints
 from hpcdl.checkpoint.folders import CheckpointWriter, Snapshot
 from hpcdl.comm import threads
 from hpcdl.comm.threads import alone
-from hpcdl.core.errors import CorruptError
+from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.core.storage import files
 
 FILES = ["shared.npz", "rank-0.npz", "checkpoint.json"]
 
@@ -85,6 +88,31 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, name: str, damage: 
     assert checkpoints.newest_valid(tmp_path, warnings) == 1
     assert len(warnings) == 1
     assert "step-0000000002" in warnings[0]
+
+
+@pytest.mark.parametrize("name", ["", *FILES])
+def test_without_permission_nothing_counts_as_damaged(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier step, or the start, would be taken in silence; root may read everything, so it is refused here."""
+
+    def denied(plain: Callable[[Path], object]) -> Callable[[Path], object]:
+        def read(path: Path) -> object:
+            if path.name == name and path.parent.name == "step-0000000002":
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return plain(path)
+
+        return read
+
+    write(tmp_path, [1, 2])
+    monkeypatch.setattr(checkpoints, "digest_of", denied(checkpoints.digest_of))
+    monkeypatch.setattr(files, "read_bytes", denied(files.read_bytes))
+    if not name:
+        monkeypatch.setattr(os, "access", lambda *_: False)
+    warnings: list[str] = []
+    with pytest.raises(UsageError, match=f"{name}.* permission denied; .*chmod -R u\\+rwX .*checkpoints$"):
+        checkpoints.newest_valid(tmp_path, warnings)
+    assert not warnings
 
 
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), name=st.sampled_from(FILES))

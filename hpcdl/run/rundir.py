@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -340,7 +340,12 @@ def _code(config: TrainConfig, *, model: bool = True) -> dict[str, str]:
     """Return the SHA-256 of the files of Python that the settings name, by their path as it was given."""
     specs = [config.data.preprocess or "", *([config.model.model] if model else [])]
     named = {spec.rpartition(":")[0] for spec in specs}
-    files = {path: Path(path).expanduser() for path in sorted(named) if path.endswith(".py")}
+    return digests(path for path in sorted(named) if path.endswith(".py"))
+
+
+def digests(paths: Iterable[str]) -> dict[str, str]:
+    """Return the SHA-256 of those of `paths` that are files."""
+    files = {path: Path(path).expanduser() for path in paths}
     return {path: hashlib.sha256(read_bytes(file)).hexdigest() for path, file in files.items() if file.is_file()}
 
 

@@ -19,14 +19,18 @@ def said(finished: Finished, first_word: str) -> list[str]:
 @pytest.mark.mpi
 def test_a_script_saves_at_a_signal_and_goes_on(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     words = ["run", "--ranks", "2", "--run-dir", tmp_path / "run", "--checkpoint-every", "auto"]
-    stopped = session_hpcdl([*words, HERE / "kept_script.py", "terminate"])
+    script, content = tmp_path / "kept_script.py", (HERE / "kept_script.py").read_text()
+    script.write_text(content)
+    stopped = session_hpcdl([*words, script, "terminate"])
     assert stopped.code == 75, stopped.err
     assert said(stopped, "begins") == ["begins at epoch 0"] * 2
     assert any("a checkpoint every" in event["text"] for event in events(tmp_path / "run", "message"))
     assert "continue with --resume" in stopped.err
     assert stopped.err.count(f"checkpoints are in {tmp_path / 'run'}; folder='elsewhere' counts outside") == 1
-    ended = session_hpcdl([*words, "--resume", HERE / "kept_script.py"])
+    script.write_text(f"{content}# changed\n")
+    ended = session_hpcdl([*words, "--resume", script])
     assert ended.code == 0, ended.err
+    assert f"warning: {script} has changed since this run began" in ended.err and "has changed" not in stopped.err
     assert said(ended, "begins") == ["begins at epoch 3"] * 2 and said(ended, "ends") == ["ends at epoch 6"] * 2
     rates = [0.002 * (0.5 + 0.5 * min((epoch + 3 / 4) / 5, 1)) for epoch in range(6)]
     expected = [f"epoch {epoch} ends at a rate of {rate:.6f}" for epoch, rate in enumerate(rates) for _ in range(2)]

@@ -315,8 +315,6 @@ def newest_valid(run_dir: Path, warnings: list[str], kind: type[Facts] | None = 
     earlier step, or anew, would lose work that is intact.
     """
     folder = run_dir / FOLDER
-    if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):  # pathlib lists such a folder as an empty one
-        raise _without_permission(folder, folder)
     for step in list_checkpoints(folder):
         try:
             verify(folder_of(folder, step), kind)
@@ -340,7 +338,9 @@ def read_own(run_dir: Path, step: int, rank: int) -> dict[str, Array]:
 
 
 def list_checkpoints(folder: Path) -> list[int]:
-    """Return the steps of the finished checkpoints, newest first."""
+    """Return the steps of the finished checkpoints, newest first. Raises UsageError if permission is missing."""
+    if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):  # pathlib lists such a folder as an empty one
+        raise _without_permission(folder, folder)
     numbers = (path.name.removeprefix("step-") for path in folder.glob("step-*"))
     return sorted((int(number) for number in numbers if number.isdigit()), reverse=True)
 

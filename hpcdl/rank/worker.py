@@ -141,7 +141,7 @@ def _run_worker(
     kind = SynchronousTrainer if run_plan.info.features.synchronous else AsynchronousTrainer
     trainer: Trainer = kind(parts())
     trainer.parts.host.once_after = after_first_step
-    record = _begun(trainer, group, record, run_dir)
+    record = _begun(trainer, group, record, run_dir, kernels.line())
     watch.actions.log = lambda text: trainer.parts.journal.write("message", text=f"warning: {text}")
     if shrunk is None:
         communicator = _to_the_end(trainer, communicator, record, run_dir)
@@ -155,7 +155,7 @@ def _run_worker(
     return communicator
 
 
-def _begun(trainer: Trainer, group: Communicator, record: RunRecord, run_dir: Path) -> RunRecord:
+def _begun(trainer: Trainer, group: Communicator, record: RunRecord, run_dir: Path, kernels: str) -> RunRecord:
     """Restore the trainer's position, log the settings in force, and return the initial record. Collective."""
     parts = trainer.parts
     run_plan, journal, limits = parts.run_plan, parts.journal, parts.config.checkpoint
@@ -171,9 +171,8 @@ def _begun(trainer: Trainer, group: Communicator, record: RunRecord, run_dir: Pa
     record = dataclasses.replace(record, warnings=list(dict.fromkeys([*record.warnings, *warnings])))
     if group.rank == 0:
         write_record(run_dir, record)
-    kernels = [f"fast kernels: {', '.join(record.fast_kernels)}"] if record.fast_kernels else []
     warning_lines = [f"warning: {warning}" for warning in record.warnings]
-    for text in (rule_in_force(run_plan), *run_plan.notes, *kernels, *warning_lines):
+    for text in (rule_in_force(run_plan), *run_plan.notes, *([kernels] if kernels else []), *warning_lines):
         journal.write("message", text=text)
     return record
 

@@ -332,6 +332,23 @@ def test_activations_and_attention_are_others_while_a_model_trains_and_no_longer
     assert "Erfc" in {operation.type for operation in traced.graph.get_operations()}
 
 
+def test_the_log_separates_what_only_own_layers_might_call() -> None:
+    import keras
+
+    from hpcdl.step.kernels.table import use_fast_kernels
+
+    class Own(keras.layers.Layer):
+        def call(self, values: Any) -> Any:
+            return 2 * values
+
+    needed = keras.layers.LayerNormalization()
+    line = use_fast_kernels(keras.Sequential([keras.Input((4,)), needed, Own()])).line()
+    assert line.startswith("fast kernels: layer normalization; if your own layers call them: batch normalization, ")
+    assert use_fast_kernels(keras.Sequential([needed])).line() == "fast kernels: layer normalization"
+    assert use_fast_kernels(keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])).line() == ""
+    assert use_fast_kernels(keras.Sequential([Own()])).line().startswith("fast kernels: if your own layers call them")
+
+
 def test_operations_between_layers_are_found() -> None:
     import keras
 

@@ -73,10 +73,20 @@ class SmallCase:
 
 @dataclass(frozen=True, kw_only=True)
 class InForce:
-    """The kernels in use in place of Keras's functions, and a warning for each that must not be used."""
+    """The kernels in use in place of Keras's functions, and a warning for each that must not be used.
+
+    `unsure`: those of `names` that no layer of Keras in the model needs; the user's own layers may call them, or not.
+    """
 
     names: tuple[str, ...]
     warnings: tuple[str, ...]
+    unsure: tuple[str, ...] = ()
+
+    def line(self) -> str:
+        """Return the kernels in a line for the log; empty if there are none."""
+        sure = [name for name in self.names if name not in self.unsure]
+        own = [f"if your own layers call them: {', '.join(self.unsure)}"] if self.unsure else []
+        return f"fast kernels: {'; '.join([*([', '.join(sure)] if sure else []), *own])}" if self.names else ""
 
 
 def use_fast_kernels(model: keras.Model | None = None, *, on: bool = True, xla: bool = True) -> InForce:
@@ -100,7 +110,11 @@ def use_fast_kernels(model: keras.Model | None = None, *, on: bool = True, xla: 
         elif kernel in kernels:
             names.append(kernel.name)
         replace_function(kernel.where, _replaced(kernel, plain) if kernel.name in names else plain)
-    return InForce(names=tuple(names), warnings=tuple(warnings))
+    called = _called_in(model) if model is not None else []
+    unsure = [
+        kernel.name for kernel in TABLE if kernel.name in names and called and not any(map(kernel.serves, called))
+    ]
+    return InForce(names=tuple(names), warnings=tuple(warnings), unsure=tuple(unsure))
 
 
 def use_chosen_kernels(model: keras.Model | None, choice: str, *, xla: bool = True) -> InForce:
@@ -127,8 +141,12 @@ def _is_wanted(kernel: Kernel, model: keras.Model | None, *, xla: bool) -> bool:
         return False
     if model is None:
         return True
+    return any(kernel.serves(layer) or _is_own(layer) for layer in _called_in(model))
+
+
+def _called_in(model: keras.Model) -> list[Any]:
     layers = layers_in(model)
-    return any(kernel.serves(layer) or _is_own(layer) for layer in [*layers, *operations_between(layers)])
+    return [*layers, *operations_between(layers)]
 
 
 def _is_own(layer: Any) -> bool:

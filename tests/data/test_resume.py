@@ -162,6 +162,16 @@ def test_what_a_writer_killed_at_its_very_end_has_left_goes(tmp_path: Path) -> N
     assert contents(target) == before and not (target / WORK_NAME).exists()
 
 
+def test_fields_that_changed_are_not_mixed_by_resume(tmp_path: Path) -> None:
+    source, target = tmp_path / "a.npz", tmp_path / "out"
+    for value in (1.5, 2.5):
+        np.savez(source, x=np.full((40, 4), value), y=np.arange(40) + value)
+        if value == 1.5:
+            stopped_after(3, source, target)
+    with pytest.raises(UsageError, match=MIXED):
+        make(source, target, resume=True, shards=8)
+
+
 def test_files_of_the_user_with_names_like_the_partial_manifests_are_kept(tmp_path: Path) -> None:
     source, target = forty(tmp_path / "s", "files", 1), tmp_path / "out"
     make(source, target)

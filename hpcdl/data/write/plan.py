@@ -224,6 +224,7 @@ class ShardJob:
             document["plan"]["memory_bytes"],
             document["on_error"],
             document["facts"]["stamps"],
+            document["facts"]["remarks"],  # they may quote values, and changed values have a message of their own
             document["state"],
         )
         del document["spec"]["checks"], document["spec"]["workers"], document["options"]

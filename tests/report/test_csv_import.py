@@ -261,6 +261,13 @@ def test_servers_that_no_column_counts_are_told(tmp_path: Path) -> None:
     assert all(bool(WITH_SERVERS.fullmatch(name)) == has_servers(name) for name in STRATEGIES)
 
 
+def test_an_imported_accuracy_is_not_called_one_of_training(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "old.csv").write_text(f"{SHORT},accuracy\nring,lenet,1,1,32,50,0.9\nring,lenet,2,2,32,98,0.9\n")
+    told = ask_hpcdl(["report", "--import", "csv", tmp_path / "old.csv", "--out", tmp_path / "out"])
+    assert "Accuracy: 90.0 % on samples that the imported table does not name" in " ".join(told.out.split()), told.out
+    assert "imported accuracy: 90.00 %" in told.out and "training samples" not in told.out
+
+
 def test_epochs_of_different_sizes_are_told(tmp_path: Path) -> None:
     lines = ("ring,resnet50,1,1,64,50,25600", "ring,resnet50,2,2,64,98,100")
     header = f"{SHORT},seconds_per_epoch"

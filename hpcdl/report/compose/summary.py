@@ -12,7 +12,7 @@ from hpcdl.report.analysis.scaling import Curve, Point
 from hpcdl.report.document import Bounds, Column, Interval, cell_text, percent
 from hpcdl.report.runs.run import Run
 from hpcdl.report.sections.inference import line as inference_line
-from hpcdl.report.sections.learning import HELD_OUT, SPLITS, TRAINING, final_accuracy
+from hpcdl.report.sections.learning import HELD_OUT, SPLITS, TRAINING, UNSTATED, final_accuracy
 from hpcdl.report.sections.scaling import base_words
 from hpcdl.report.sections.search import winner_line as search_line
 from hpcdl.report.sections.tuning import winner_line
@@ -191,6 +191,7 @@ def accuracy_line(analysis: Analysis) -> str:
 
 
 _ACCURACIES = {TRAINING: "training", HELD_OUT: "held-out", SPLITS["val"]: "validation", SPLITS["test"]: "test"}
+_ACCURACIES[UNSTATED] = "imported"
 
 
 def _best(analysis: Analysis) -> tuple[float, str, Sequence[Run]] | None:
@@ -210,4 +211,4 @@ def _best(analysis: Analysis) -> tuple[float, str, Sequence[Run]] | None:
     return None if best is None else best[1:]
 
 
-_PREFERRED = (SPLITS["val"], HELD_OUT, SPLITS["test"], TRAINING)
+_PREFERRED = (SPLITS["val"], HELD_OUT, SPLITS["test"], UNSTATED, TRAINING)

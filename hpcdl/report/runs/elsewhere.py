@@ -278,6 +278,7 @@ def _run(path: Path, line: int, row: Mapping[str, str], problems: list[str]) -> 
         seconds_per_epoch=per_epoch,
         seconds_total=in_all,
         accuracy=accuracy,
+        imported=True,
     )
 
 

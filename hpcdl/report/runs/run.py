@@ -74,6 +74,7 @@ class Run:
     gradient_bytes: int | None = None
     gradient_elements: tuple[int, ...] = ()
     evaluated_on: str = ""
+    imported: bool = False
     bucket_bytes: int | None = None
     period: int | None = None
     server_loads: tuple[ServerLoad, ...] = ()

@@ -53,16 +53,20 @@ _AXES = (("epochs", "epoch"), ("time", "seconds"))
 HELD_OUT = "on held-out samples"
 SPLITS = {"val": "on the split val", "test": "on the split test"}
 TRAINING = "on training samples"
+UNSTATED = "on samples that the imported table does not name"
 
 
 def final_accuracy(run: Run) -> tuple[float, str] | None:
-    """Return the final accuracy and its samples: held out if the run evaluated, else those of training."""
+    """Return the final accuracy and its samples: held out if the run evaluated, else those of training.
+
+    A column of an imported table does not say which samples it counted.
+    """
     for field, kind in (("val_accuracy", HELD_OUT), ("accuracy", TRAINING)):
         for point in reversed(run.history):
             value = getattr(point, field)
             if value is not None and 0 <= value <= 1:
                 return value, SPLITS.get(run.evaluated_on, kind) if kind == HELD_OUT else kind
-    return None if run.accuracy is None else (run.accuracy, TRAINING)
+    return None if run.accuracy is None else (run.accuracy, UNSTATED if run.imported else TRAINING)
 
 
 def _measured_on(groups: Sequence[Sequence[Run]]) -> str:

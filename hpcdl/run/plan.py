@@ -334,7 +334,7 @@ def check_saved_model(path: Path) -> None:
     from hpcdl.models.saved import check_saved  # loads h5py, which most runs do not need here
 
     try:
-        check_saved(path)
+        check_saved(path, code=False)  # the weights alone are read if it holds code
     except ValueError as error:
         raise UsageError(f"--init-weights {path}: {error}") from error
 

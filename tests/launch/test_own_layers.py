@@ -96,7 +96,7 @@ def test_a_run_with_own_layers_is_evaluated_exported_and_applied(
     assert inferred.code == 0, inferred.err
 
 
-@pytest.mark.parametrize("function", ["unknown", "network"])
+@pytest.mark.parametrize("function", ["unknown", "function", "network"])
 def test_weights_with_own_layers_begin_another_run(session_hpcdl: CommandLine, trained: Path, function: str) -> None:
     weights = f"run-{function}/model.keras"
     said = train(session_hpcdl, trained, function, "--init-weights", weights, "--run-dir", f"next-{function}")

@@ -337,16 +337,25 @@ def changed_code(run_dir: Path, config: TrainConfig, *, model: bool = True) -> l
 
 
 def _code(config: TrainConfig, *, model: bool = True) -> dict[str, str]:
-    """Return the SHA-256 of the files of Python that the settings name, by their path as it was given."""
+    """Return the SHA-256 of the files of Python that the settings name, by their path or module as it was given."""
     specs = [config.data.preprocess or "", *([config.model.model] if model else [])]
     named = {spec.rpartition(":")[0] for spec in specs}
-    return digests(path for path in sorted(named) if path.endswith(".py"))
+    return digests(sorted(named))
 
 
-def digests(paths: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of those of `paths` that are files."""
-    files = {path: Path(path).expanduser() for path in paths}
+def digests(sources: Iterable[str]) -> dict[str, str]:
+    """Return the SHA-256 of those of `sources`, files or modules of Python, that there are."""
+    files = {source: _file_of(source) for source in sources}
     return {path: hashlib.sha256(read_bytes(file)).hexdigest() for path, file in files.items() if file.is_file()}
+
+
+def _file_of(source: str) -> Path:
+    """Return the file of Python; a module's is searched without an import, which would run the user's code."""
+    if source.endswith(".py") or not all(part.isidentifier() for part in source.split(".")):
+        return Path(source).expanduser()
+    *folders, name = source.split(".")
+    found = (Path(entry, *folders, end) for entry in sys.path for end in (f"{name}.py", f"{name}/__init__.py"))
+    return next((path for path in found if path.is_file()), Path(source))
 
 
 def create(run_dir: Path, resolved: ResolvedConfig[Any], facts: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,15 +26,23 @@ def test_a_run_that_is_repeated_is_removed_unless_a_user_has_put_something_there
     assert not user_s or (aside / user_s).is_file()
 
 
-def test_a_resumed_run_warns_of_a_model_file_that_has_changed_since_its_beginning(tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", ["file", "nets.small", "nets"])
+def test_a_resumed_run_warns_of_a_model_file_that_has_changed_since_its_beginning(
+    tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Weights of the first model would silently continue in another one, with another activation for example."""
-    model, run_dir = tmp_path / "model.py", tmp_path / "run"
+    monkeypatch.syspath_prepend(tmp_path)
+    model = tmp_path / "nets" / ("__init__.py" if source == "nets" else "small.py")
+    run_dir = tmp_path / "run"
+    model.parent.mkdir()
     model.write_text("def build(): ...")
-    values = {"model": f"{model}:build", "data": "synthetic:mnist", "resume": True}
+    values = {"model": f"{model if source == 'file' else source}:build", "data": "synthetic:mnist", "resume": True}
     resolved = load(TrainConfig, [Layer(origin="flag", values=values)])
     for text, changed in (("def build(): ...", 0), ("def build(): pass", 1), ("def build(): pass", 1)):
         model.write_text(text)
         create(run_dir, resolved, facts_of(resolved.config, "abc", run_dir))
         assert len(changed_code(run_dir, resolved.config)) == changed
-    (run_dir / "run.toml").write_text((run_dir / "run.toml").read_text().replace("\ncode =", "\nolder ="))
+    text = (run_dir / "run.toml").read_text().replace("\ncode =", "\nolder =").replace("facts.code", "facts.older")
+    (run_dir / "run.toml").write_text(text)
+    assert "nets" not in sys.modules, "the user's code is not run to find it"
     assert changed_code(run_dir, resolved.config) == [], "a run of an earlier version has no digests"

@@ -333,21 +333,21 @@ def combined(data: str, wanted: InputBenchRun, every: Sequence[RankReading], num
     """Combine the measurements of all ranks."""
     samples = wanted.batch_size * wanted.steps
     utilisations = [
-        RankUtilisation(rank=one.rank, host=one.host, accelerator_utilisation=one.utilisation)
-        for one in every
-        if one.utilisation is not None
+        RankUtilisation(rank=worker.rank, host=worker.host, accelerator_utilisation=worker.utilisation)
+        for worker in every
+        if worker.utilisation is not None
     ]
-    worst = min(utilisations, key=lambda one: one.accelerator_utilisation, default=None)
-    mean = statistics.fmean(one.accelerator_utilisation for one in utilisations) if utilisations else None
-    counts = [_count([one.operations[part] for one in every]) for part in range(len(every[0].operations))]
+    worst = min(utilisations, key=lambda worker: worker.accelerator_utilisation, default=None)
+    mean = statistics.fmean(worker.accelerator_utilisation for worker in utilisations) if utilisations else None
+    counts = [_count([worker.operations[part] for worker in every]) for part in range(len(every[0].operations))]
     return InputResult(
         data=data,
         ranks=len(every),
-        nodes=len({one.host for one in every}),
+        nodes=len({worker.host for worker in every}),
         batch_size=wanted.batch_size,
         steps=wanted.steps,
-        stored=_rates([(one, one.stored) for one in every], samples),
-        delivered=_rates([(one, one.delivered) for one in every], samples),
+        stored=_rates([(worker, worker.stored) for worker in every], samples),
+        delivered=_rates([(worker, worker.delivered) for worker in every], samples),
         step_seconds=wanted.step_ms / 1000 if wanted.step_ms else None,
         accelerator_utilisation=mean,
         waiting_fraction=None if mean is None else 1 - mean,

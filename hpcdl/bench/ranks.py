@@ -86,7 +86,7 @@ def _folder_of_ranks(hosts: Sequence[str]) -> Iterator[Path]:
 
 
 def as_started(
-    place: Placement, check: Callable[[], object], body: Callable[[Observed], Result], *, mpi: bool = True
+    process: Placement, check: Callable[[], object], body: Callable[[Observed], Result], *, mpi: bool = True
 ) -> Result:
     """Run `body` as one of the ranks that a launcher has started, after rank 0's `check` has passed."""
     from hpcdl.rank.start import Joined, as_rank
@@ -98,9 +98,9 @@ def as_started(
     def agree(group: Observed) -> Joined:
         return Joined(watch_folder=user_cache_folder() / "steps" / decided(group, decide))
 
-    with as_rank(place, agree, mpi=mpi) as (group, watchdog, _):
+    with as_rank(process, agree, mpi=mpi) as (group, watchdog, _):
         result = body(group)
-    if place.rank == 0:
+    if process.rank == 0:
         remove_folder(watchdog.folder, ".+")  # its name is unique to this start
     return result
 

@@ -167,10 +167,10 @@ def _noted_first_input(model: keras.Model) -> Iterator[list[Any]]:
     try:
         yield received
     finally:
-        for layer, own in zip(layers, own_calls, strict=True):
+        for layer, calls in zip(layers, own_calls, strict=True):
             del layer.call  # the class's own again
-            if own is not None:
-                layer.call = own
+            if calls is not None:
+                layer.call = calls
 
 
 def _check_first_input(received: Sequence[Any], spec: str) -> None:

@@ -93,11 +93,19 @@ def call(builder: UserFunction, function: Callable[..., Any], given: Mapping[str
         raise UsageError(
             f"{builder.what} {str(builder)!r} has no signature that Python can read; {ASKED[builder.what]}"
         ) from error
-    accepted = {item.name for item in parameters if item.kind in (item.KEYWORD_ONLY, item.POSITIONAL_OR_KEYWORD)}
-    takes_all = any(item.kind is item.VAR_KEYWORD for item in parameters)
+    accepted = {
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    }
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     arguments = {name: value for name, value in given.items() if takes_all or name in accepted}
     optional = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    needed = [item.name for item in parameters if item.default is item.empty and item.kind not in optional]
+    needed = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind not in optional
+    ]
     unmet = [name for name in needed if name not in arguments]
     if unmet and unmet[0] in DEPENDS_ON_DATA:
         raise UsageError(
@@ -180,8 +188,10 @@ def _built_anew(builder: UserFunction) -> keras.Model:
     function = user_function(builder)
     needed = [
         name
-        for name, item in inspect.signature(function).parameters.items()
-        if name in DEPENDS_ON_DATA and item.default is item.empty and item.kind is not item.VAR_KEYWORD
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name in DEPENDS_ON_DATA
+        and parameter.default is parameter.empty
+        and parameter.kind is not parameter.VAR_KEYWORD
     ]
     if needed:
         raise UsageError(
@@ -201,7 +211,8 @@ def macs_of(model: keras.Model) -> int | None:
 
     try:
         symbols = tf.nest.map_structure(
-            lambda one: tf.TensorSpec((1, *one.shape[1:]), keras.backend.standardize_dtype(one.dtype)), model.inputs
+            lambda tensor: tf.TensorSpec((1, *tensor.shape[1:]), keras.backend.standardize_dtype(tensor.dtype)),
+            model.inputs,
         )
         inputs = symbols[0] if len(symbols) == 1 else symbols
         graph = tf.function(lambda given: model(given, training=False)).get_concrete_function(inputs).graph

@@ -219,11 +219,11 @@ def _look_at_hdf5(file: IO[bytes], num_bytes: int) -> tuple[str | bytes | None, 
     with h5py.File(file, "r") as opened:
         arrays: list[tuple[str, Any]] = []
 
-        def keep(name: str, item: Any) -> None:
-            if isinstance(item, h5py.Dataset):
-                arrays.append((name, item))
+        def keep(name: str, entry: Any) -> None:
+            if isinstance(entry, h5py.Dataset):
+                arrays.append((name, entry))
             else:
-                _check_links(name, item)
+                _check_links(name, entry)
 
         _check_links("/", opened)
         opened.visititems(keep)

@@ -189,9 +189,12 @@ def _of_network(question: Question, evidence: Evidence, network: Network | None)
                 predictions.append(forecast.predict(job))
     if not predictions:
         raise UsageError(_no_room(question, refused))
-    bounded = {item.job.label for item in predictions if item.step_seconds.bounded}
+    bounded = {prediction.job.label for prediction in predictions if prediction.step_seconds.bounded}
     known = [strategy for strategy in strategies if strategy in bounded]  # of the others nothing can be said
-    largest = max(predictions, key=lambda item: (item.job.nodes, item.step_seconds.high / item.step_seconds.low))
+    largest = max(
+        predictions,
+        key=lambda prediction: (prediction.job.nodes, prediction.step_seconds.high / prediction.step_seconds.low),
+    )
     return Answer(
         predictions=predictions,
         held_out={evidence.model: forecast.held_out},
@@ -279,11 +282,11 @@ def _changes(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
     """
     changes: list[dict[str, Any]] = []
     before = ""
-    known = [item for item in predictions if item.step_seconds.bounded]
-    for nodes in sorted({item.job.nodes for item in known}):
-        rows = [item for item in known if item.job.nodes == nodes]
-        best = max(rows, key=lambda item: item.images_per_second.mean)
-        kept = next((item for item in rows if item.job.label == before), None)
+    known = [row for row in predictions if row.step_seconds.bounded]
+    for nodes in sorted({row.job.nodes for row in known}):
+        rows = [row for row in known if row.job.nodes == nodes]
+        best = max(rows, key=lambda row: row.images_per_second.mean)
+        kept = next((row for row in rows if row.job.label == before), None)
         if kept is not None and kept.images_per_second.high > best.images_per_second.low:
             best = kept
         if best.job.label != before:
@@ -293,8 +296,8 @@ def _changes(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
             })  # fmt: skip
             before = best.job.label
         similar = changes[-1]["not_distinguishable"]
-        similar += [item.job.label for item in rows if item is not best and item.job.label not in similar
-                    and item.images_per_second.high > best.images_per_second.low]  # fmt: skip
+        similar += [row.job.label for row in rows if row is not best and row.job.label not in similar
+                    and row.images_per_second.high > best.images_per_second.low]  # fmt: skip
     return changes
 
 
@@ -429,19 +432,19 @@ def _parameters(forecast: Forecast) -> dict[str, float]:
     return values | {"run_noise": forecast.posterior.run_noise}
 
 
-def _row(item: Prediction) -> dict[str, Any]:
-    job = item.job
+def _row(row: Prediction) -> dict[str, Any]:
+    job = row.job
 
-    def range_json(found: Range | None) -> dict[str, float | None] | None:
-        if found is not None and not item.step_seconds.bounded:
+    def range_json(interval: Range | None) -> dict[str, float | None] | None:
+        if interval is not None and not row.step_seconds.bounded:
             return {"mean": None, "low": None, "high": None}
-        return None if found is None else dataclasses.asdict(found)
+        return None if interval is None else dataclasses.asdict(interval)
 
     return {
         "strategy": job.label, "model": job.model, "nodes": job.nodes, "workers": job.workers,
-        "servers": job.servers, "batch_per_rank": job.batch, "step_seconds": range_json(item.step_seconds),
-        "images_per_second": range_json(item.images_per_second), "efficiency": range_json(item.efficiency),
-        "limited_by": item.limited_by, "losses": item.losses, "faster": item.faster,
-        "epoch_seconds": range_json(item.epoch_seconds), "epoch_node_hours": range_json(item.epoch_node_hours),
-        "target_seconds": range_json(item.target_seconds), "models": dict(item.models), "marks": list(item.marks),
+        "servers": job.servers, "batch_per_rank": job.batch, "step_seconds": range_json(row.step_seconds),
+        "images_per_second": range_json(row.images_per_second), "efficiency": range_json(row.efficiency),
+        "limited_by": row.limited_by, "losses": row.losses, "faster": row.faster,
+        "epoch_seconds": range_json(row.epoch_seconds), "epoch_node_hours": range_json(row.epoch_node_hours),
+        "target_seconds": range_json(row.target_seconds), "models": dict(row.models), "marks": list(row.marks),
     }  # fmt: skip

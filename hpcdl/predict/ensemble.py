@@ -330,8 +330,8 @@ def _noise_of(seen: MeasuredStep, run_noise: float) -> float:
     """Return the noise between the repeats of the held-out size, which limits how well their mean is known."""
     if len(seen.seconds) < 2:
         return run_noise
-    own = statistics.stdev(map(math.log, seen.seconds))
-    return own if own > _RESTLESS * run_noise else run_noise
+    spread = statistics.stdev(map(math.log, seen.seconds))
+    return spread if spread > _RESTLESS * run_noise else run_noise
 
 
 def _log_odds(weights: Mapping[str, float]) -> float:

@@ -246,17 +246,17 @@ def _check_machines(runs: Sequence[Run]) -> None:
             )
 
 
-def _check_enough(item: Evidence, network: Network | None) -> None:
-    if network is not None or len(item.sizes) > 1:
+def _check_enough(evidence: Evidence, network: Network | None) -> None:
+    if network is not None or len(evidence.sizes) > 1:
         return
-    size = item.sizes[0]
-    strategy = item.monitors[0].job.strategy
+    size = evidence.sizes[0]
+    strategy = evidence.monitors[0].job.strategy
     other_size = 2 * size if size == 1 else 1
-    arguments = ["train", "--model", item.spec, "--strategy", "ring" if strategy == "single" else strategy]
+    arguments = ["train", "--model", evidence.spec, "--strategy", "ring" if strategy == "single" else strategy]
     arguments += ["--ranks", str(other_size + (1 if has_servers(strategy) else 0)), "--data"]
-    arguments += [item.data or made_up_data(item.spec) or "DIR"]
+    arguments += [evidence.data or made_up_data(evidence.spec) or "DIR"]
     raise UsageError(
-        f"all runs of {item.model} have {size} worker{'s' if size > 1 else ''}, so nothing shows what an exchange"
+        f"all runs of {evidence.model} have {size} worker{'s' if size > 1 else ''}, so nothing shows what an exchange"
         f" costs: run {typed(*arguments)} too, or name the network with --network"
     )
 

@@ -225,12 +225,12 @@ class Forecast:
         workers of the strategy, if possible with as many servers; one worker without measurements. The same batch.
         """
         workers, nodes, servers, label = 1, 1, 0, job.label
-        jobs = [item.job for item in self.evidence.monitors]
-        same_strategy = [item for item in jobs if item.label == job.label]
-        like = [item for item in same_strategy if item.servers == job.servers]
-        bases = [item for item in jobs if item.alone] or like or same_strategy or jobs
+        jobs = [monitored.job for monitored in self.evidence.monitors]
+        same_strategy = [monitored for monitored in jobs if monitored.label == job.label]
+        like = [monitored for monitored in same_strategy if monitored.servers == job.servers]
+        bases = [monitored for monitored in jobs if monitored.alone] or like or same_strategy or jobs
         if bases:
-            first = min(bases, key=lambda item: (item.workers, item.nodes))
+            first = min(bases, key=lambda monitored: (monitored.workers, monitored.nodes))
             workers, nodes, servers, label = first.workers, first.nodes, first.servers, first.label
         batch = job.batch if self.evidence.mode == "weak" else job.batch * job.workers / workers
         return dataclasses.replace(self.evidence.at(label, nodes, workers, servers), batch=batch, threads=job.threads)
@@ -283,15 +283,15 @@ class Forecast:
             self._logs[job] = self._drawn_logs(job, self._step(job))
         return self._logs[job]
 
-    def _drawn_logs(self, job: StepJob, found: StepTime) -> Array:
+    def _drawn_logs(self, job: StepJob, step_time: StepTime) -> Array:
         random = numpy.random.default_rng(19)
-        timeline = numpy.log(found.seconds)
+        timeline = numpy.log(step_time.seconds)
         series = self._series(job)
         logs = mixed(self._models(job, series), timeline, series, job, random)
         own_error = 0.0 if series is not None or job.alone else OWN_SPEED_ERROR
         if self.evidence.monitors and not job.alone and job.label not in self.evidence.strategies:
             logs, own_error = logs + self._missed_elsewhere(job.nodes, job.workers), NEVER_RUN_ERROR
-        computing = numpy.minimum(logs, numpy.log(found.compute))
+        computing = numpy.minimum(logs, numpy.log(step_time.compute))
         largest = self.evidence.largest_workers if series is None else max(series.workers)
         error = error_of(job, logs, computing, largest, own_error)
         middle = numpy.median(logs)

@@ -275,14 +275,16 @@ class AgreeOverRanks(keras.callbacks.Callback):
         """Give the model its own metrics back; what rank 0's checkpoints have found best is known to all."""
         self._end_alike()
         bests_by_rank = self._communicator.allgather_json(
-            [None if one.best is None else float(one.best) for one in self.checkpoints]
+            [None if checkpoint.best is None else float(checkpoint.best) for checkpoint in self.checkpoints]
         )
-        for one, best in zip(self.checkpoints, bests_by_rank[0], strict=False):  # other ranks may have no checkpoints
-            one.best = best
+        for checkpoint, best in zip(
+            self.checkpoints, bests_by_rank[0], strict=False
+        ):  # other ranks may have no checkpoints
+            checkpoint.best = best
         self._seen.doing("running the script")
         self._seen.script_steps.counted = False
         begun = self.group.keep("own variables that have begun", set[str])
-        begun.update(key_of(one) for one in fixed_and_own(self.model))
+        begun.update(key_of(checkpoint) for checkpoint in fixed_and_own(self.model))
         if self._metrics is not None:
             self._metrics.uninstall()
             self._metrics = None

@@ -362,9 +362,9 @@ class GradientExchange:
 
         count = self.group.summing(self._count)  # a rank that has joined counts with the others
 
-        def begin(mine: Array) -> Any:
+        def begin(num_samples: Array) -> Any:
             forms = [*details, self._name]
-            total = self.group.agree("an exchange of gradients", forms, names=names, weight=float(mine))
+            total = self.group.agree("an exchange of gradients", forms, names=names, weight=float(num_samples))
             count()
             return numpy.float64(total), self._is_due()
 
@@ -458,7 +458,7 @@ class GradientExchange:
 
 def _in_python(text: str) -> str:
     """Return a warning with the setting as scripts write it."""
-    return re.sub(r"--compress (\S+)", lambda found: f"compress={found[1]!r}", text)
+    return re.sub(r"--compress (\S+)", lambda match: f"compress={match[1]!r}", text)
 
 
 def look_for_same_samples(group: ScriptGroup, values: Array, *, moved: bool, batch: Sequence[Array] = ()) -> None:
@@ -469,8 +469,8 @@ def look_for_same_samples(group: ScriptGroup, values: Array, *, moved: bool, bat
     one repeated number do not count as samples.
     """
     varied = any((one != one.reshape(-1)[:1]).any() for one in batch)
-    mine = [digest_of(values) if moved else "", " ".join(map(digest_of, batch)) if varied else ""]
-    gradients, batches = (set(column) for column in zip(*group.messages.allgather_json(mine), strict=True))
+    digests = [digest_of(values) if moved else "", " ".join(map(digest_of, batch)) if varied else ""]
+    gradients, batches = (set(column) for column in zip(*group.messages.allgather_json(digests), strict=True))
     for found, what in ((gradients, "computed the same gradient"), (batches, "were given the same batch")):
         if len(found) == 1 and found != {""}:
             warn_once(

@@ -131,9 +131,11 @@ def _number(name: str) -> int:
     return int(digits) if digits.isdigit() else 0
 
 
-def _forms(group: ScriptGroup, found: list[Any]) -> list[Any]:
+def _forms(group: ScriptGroup, objects: list[Any]) -> list[Any]:
     group.agree("the weights that exist")
-    rows: list[Any] = group.messages.allgather_json([f"{weight.dtype.name} {tuple(weight.shape)}" for weight in found])
+    rows: list[Any] = group.messages.allgather_json(
+        [f"{weight.dtype.name} {tuple(weight.shape)}" for weight in objects]
+    )
     return rows
 
 
@@ -146,9 +148,9 @@ def _refuse_different(group: ScriptGroup) -> bool:
     return True
 
 
-def _report_unchanged(own: list[Any]) -> bool:
+def _report_unchanged(objects: list[Any]) -> bool:
     sys.stderr.write(
-        f"hpcdl: {_named(own)} differ between the ranks and stay each rank's own, since no "
+        f"hpcdl: {_named(objects)} differ between the ranks and stay each rank's own, since no "
         "layer and no tf.Module holds them; where they are weights call hpcdl.broadcast_variables(variables)\n"
     )
     return True

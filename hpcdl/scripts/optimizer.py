@@ -341,8 +341,8 @@ def _agree_on_finite(optimizer: Any, exchange: GradientExchange) -> None:
         if exchange.group.size == 1:
             return finite
 
-        def agree(mine: Any) -> bool:
-            return exchange.group.agree("a look for overflowing gradients", weight=float(not mine)) == 0
+        def agree(finite: Any) -> bool:
+            return exchange.group.agree("a look for overflowing gradients", weight=float(not finite)) == 0
 
         with tf.control_dependencies(turn_begins()):
             return turn_ends([tf.ensure_shape(call_python(agree, [finite], tf.bool), [])])[0]

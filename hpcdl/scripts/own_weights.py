@@ -119,9 +119,9 @@ class OwnWeights(ABC):
                 "ones; use strategy='ring'"
             )
 
-    def _look(self, own: Array) -> None:
+    def _look(self, weights: Array) -> None:
         """Check once whether all ranks have moved their weights alike, away from the shared ones. Collective."""
-        look_for_same_samples(self.group, own, moved=not numpy.array_equal(own, self.shared()))
+        look_for_same_samples(self.group, weights, moved=not numpy.array_equal(weights, self.shared()))
 
     def _compare(self) -> None:
         """Check that all ranks hold the same shared weights. Collective."""

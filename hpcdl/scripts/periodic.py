@@ -175,18 +175,18 @@ class PeriodicExchange(OwnWeights):
         note_updates(self._num_updates, self._name)
         return exchanges
 
-    def _exchange(self, own: Array) -> tuple[Array, bool]:
+    def _exchange(self, weights: Array) -> tuple[Array, bool]:
         """Return this rank's weights after an exchange, and whether all ranks met. Collective."""
         self._meet(starts=False)
         if not self.group.num_joined:
-            self.group.keep("looked for the same samples", lambda: self._look(own))
-        own = self._weights.exchange(own)
+            self.group.keep("looked for the same samples", lambda: self._look(weights))
+        weights = self._weights.exchange(weights)
         self._num_exchanges += 1
         if self.group.num_joined:
             self._level(joined=False)
         elif compares_after(self._num_exchanges, self.group):
             self._compare()
-        return own, self._weights.all_meet
+        return weights, self._weights.all_meet
 
     def _follow(self) -> None:
         """Take part in an exchange of the others after this rank has joined, with its weights as they are.
@@ -208,8 +208,8 @@ class PeriodicExchange(OwnWeights):
         going_on = self.group.messages.allgather_json(not joined)
         self._weights.level(self.group.messages, going_on.index(True))
 
-    def _take(self, own: Array) -> None:
-        self._assign(own)
+    def _take(self, weights: Array) -> None:
+        self._assign(weights)
         if self._weights.all_meet:
             for momentum in momenta_that_end(self._info.name, self._optimizer):
                 momentum.assign(numpy.zeros(momentum.shape, numpy.float32))

@@ -123,9 +123,9 @@ class StepClock:
         )  # fmt: skip
         return dict(zip(PARTS, (sums / count).tolist(), strict=True)) if count else {}
 
-    def _slowest(self, own: Array) -> Array:
+    def _slowest(self, seconds: Array) -> Array:
         offset_s = clock_offset_s(self._communicator)
-        gathered = self._communicator.allgather_json((own - offset_s).tolist())
+        gathered = self._communicator.allgather_json((seconds - offset_s).tolist())
         slowest: Array = numpy.max(gathered, axis=0) + offset_s
         return slowest
 

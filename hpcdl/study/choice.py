@@ -52,8 +52,8 @@ def choose(tries: Sequence[tuple[RunRecord, StudyPoint]], choice: TriedSettings)
     held_out = any(_last(record, "val_accuracy") is not None for record, _ in tries)
     accuracy, loss = ("val_accuracy", "val_loss") if held_out else ("accuracy", "loss")
 
-    def merit(item: tuple[RunRecord, StudyPoint]) -> tuple[float, float]:
-        reached, lost = _last(item[0], accuracy), _last(item[0], loss)
+    def merit(pair: tuple[RunRecord, StudyPoint]) -> tuple[float, float]:
+        reached, lost = _last(pair[0], accuracy), _last(pair[0], loss)
         return -math.inf if reached is None else reached, -math.inf if lost is None else -lost
 
     best = max(tries, key=merit)

@@ -347,9 +347,9 @@ def _start(state: StudyState, training: Mapping[int, float]) -> Range:
 
 
 def _cost(
-    point: StudyPoint, runs: int, num_steps: int, found: tuple[Range, tuple[str, ...]], start: Range
+    point: StudyPoint, runs: int, num_steps: int, estimate: tuple[Range, tuple[str, ...]], start: Range
 ) -> PointCost:
-    step, marks = found
+    step, marks = estimate
     seconds = _sum([step.scaled(num_steps), start])
     return PointCost(point=point, runs=runs, steps=num_steps, step_seconds=step, seconds=seconds, marks=marks)
 

@@ -224,14 +224,16 @@ def _pruner(search: SearchStudy) -> Any:
         )
 
 
-def _suggest(trial: Any, item: Dimension) -> Any:
-    if item.choices:
-        chosen = trial.suggest_categorical(item.key, [_plain(choice) for choice in item.choices])
-        return next(choice for choice in item.choices if _plain(choice) == chosen)
-    step: dict[str, Any] = {} if item.step is None else {"step": int(item.step) if item.whole else float(item.step)}
-    if item.whole:
-        return trial.suggest_int(item.key, int(item.low), int(item.high), log=item.log, **step)
-    return trial.suggest_float(item.key, item.low, item.high, log=item.log, **step)
+def _suggest(trial: Any, dimension: Dimension) -> Any:
+    if dimension.choices:
+        chosen = trial.suggest_categorical(dimension.key, [_plain(choice) for choice in dimension.choices])
+        return next(choice for choice in dimension.choices if _plain(choice) == chosen)
+    step: dict[str, Any] = (
+        {} if dimension.step is None else {"step": int(dimension.step) if dimension.whole else float(dimension.step)}
+    )
+    if dimension.whole:
+        return trial.suggest_int(dimension.key, int(dimension.low), int(dimension.high), log=dimension.log, **step)
+    return trial.suggest_float(dimension.key, dimension.low, dimension.high, log=dimension.log, **step)
 
 
 def _plain(value: Any) -> Any:

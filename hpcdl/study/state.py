@@ -144,8 +144,8 @@ def check_same_data(folder: Path, finished: Iterable[RunRecord]) -> None:
     for record in finished:
         trained.setdefault(str(record.config.get("data", "")), set()).add(record.data_checksum)
     for data, checksums in trained.items():
-        place = Path(data).expanduser()
-        if data and (place / MANIFEST).is_file() and checksums - {"", read_manifest(place)[1]}:
+        data_folder = Path(data).expanduser()
+        if data and (data_folder / MANIFEST).is_file() and checksums - {"", read_manifest(data_folder)[1]}:
             raise UsageError(
                 f"{data} holds other data than when runs in {folder} trained on it; give the data as they were, or "
                 "choose another --out DIR"

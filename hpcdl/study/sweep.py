@@ -146,7 +146,7 @@ class Sweep:
 
     def _is_ready(self, run: PlannedRun) -> bool:
         """Return whether all tries of `run` have ended, at least one of them successfully."""
-        states = [self.state.run(item.name).status for item in self._tries_of(run.point.number)]
+        states = [self.state.run(attempt.name).status for attempt in self._tries_of(run.point.number)]
         return not states or ("finished" in states and not {"waiting", "running"} & {*states})
 
     def _tries_of(self, number: int) -> list[PlannedRun]:

@@ -228,22 +228,22 @@ def _by_layer(merged: Merged, steps: Steps, kind: str) -> dict[str, list[tuple[i
     return spans_by_layer
 
 
-def _mean_s(found: Sequence[tuple[int, Array]] | None) -> float | None:
-    if not found:
+def _mean_s(by_rank: Sequence[tuple[int, Array]] | None) -> float | None:
+    if not by_rank:
         return None
-    return float(numpy.concatenate([spans["end_s"] - spans["begin_s"] for _, spans in found]).mean())
+    return float(numpy.concatenate([spans["end_s"] - spans["begin_s"] for _, spans in by_rank]).mean())
 
 
-def _begins_s(found: Sequence[tuple[int, Array]], steps: Steps) -> float:
+def _begins_s(by_rank: Sequence[tuple[int, Array]], steps: Steps) -> float:
     """Return the mean time in a step at which these spans begin."""
-    since_s = [spans["begin_s"] - steps.borders[row, steps.index_of(spans["step"])[0], BEGAN] for row, spans in found]
+    since_s = [spans["begin_s"] - steps.borders[row, steps.index_of(spans["step"])[0], BEGAN] for row, spans in by_rank]
     return float(numpy.concatenate(since_s).mean())
 
 
-def _between(found: Sequence[tuple[int, Array]]) -> Array:
+def _between(by_rank: Sequence[tuple[int, Array]]) -> Array:
     """Return the times from the end of one span to the start of that of the next step."""
     return numpy.concatenate(
-        [(spans["begin_s"][1:] - spans["end_s"][:-1])[numpy.diff(spans["step"]) == 1] for _, spans in found]
+        [(spans["begin_s"][1:] - spans["end_s"][:-1])[numpy.diff(spans["step"]) == 1] for _, spans in by_rank]
     )
 
 

@@ -23,68 +23,69 @@ TableOf = tuple[str, Sequence[str], Sequence[Sequence[str]]]
 """A heading, the header, the rows."""
 
 
-def tables(found: Findings) -> Iterator[TableOf]:
+def tables(findings: Findings) -> Iterator[TableOf]:
     """Yield the tables in order of interest, without empty ones."""
-    yield "Steps", ("What", "Value"), [*_facts(found)]
-    path = [_path_row(found, part) for part in found.critical_path if part.seconds_per_step > 0]
+    yield "Steps", ("What", "Value"), [*_facts(findings)]
+    path = [_path_row(findings, part) for part in findings.critical_path if part.seconds_per_step > 0]
     yield "Critical path of a step", ("Part", "Time per step", "Share", "Shorter without it"), path
-    if found.layers:
+    if findings.layers:
         columns = ("Layer", "Forward", "Backward", "Update", "Gap between updates", "90 % of gaps")
-        yield "Layers", columns, [_layer_row(layer) for layer in found.layers]
-    if found.stragglers:
+        yield "Layers", columns, [_layer_row(layer) for layer in findings.layers]
+    if findings.stragglers:
         yield (
             "Stragglers",
             ("Rank", "Host", "Likely cause", "Time per step", "Because"),
             [
                 (str(one.rank), one.host, one.cause, _seconds(one.seconds_per_step), one.evidence)
-                for one in found.stragglers
+                for one in findings.stragglers
             ],
         )
-    if found.waits:
-        rows = [(str(one.rank), str(one.for_rank), _seconds(one.seconds_per_step)) for one in found.waits]
+    if findings.waits:
+        rows = [(str(one.rank), str(one.for_rank), _seconds(one.seconds_per_step)) for one in findings.waits]
         yield "Who waited for whom", ("Rank", "For rank", "Time per step"), rows[:MOST_ROWS]
-    if found.network:
+    if findings.network:
         header = ("Host", "Mean of a second", "Busiest second", "Of the link both ways")
-        yield "Network, in and out", header, [_network_row(host) for host in found.network]
+        yield "Network, in and out", header, [_network_row(host) for host in findings.network]
     clocks = [
-        (one.host, f"{one.offset_s:.6f} s", f"{one.drift * 1e6:.2f} ppm", _seconds(one.error_s)) for one in found.clock
+        (one.host, f"{one.offset_s:.6f} s", f"{one.drift * 1e6:.2f} ppm", _seconds(one.error_s))
+        for one in findings.clock
     ]
     yield "Clocks against rank 0's", ("Host", "Ahead", "Drift", "Error"), clocks
 
 
-def _facts(found: Findings) -> Iterator[tuple[str, str]]:
-    yield "steps of all workers", str(found.steps)
-    yield "ranks", str(found.ranks)
-    yield "mean step", _seconds(found.step_s)
-    for part, seconds in found.parts.items():
+def _facts(findings: Findings) -> Iterator[tuple[str, str]]:
+    yield "steps of all workers", str(findings.steps)
+    yield "ranks", str(findings.ranks)
+    yield "mean step", _seconds(findings.step_s)
+    for part, seconds in findings.parts.items():
         yield f"  {part.replace('_', ' ')}", _seconds(seconds)
-    yield "exchange hidden behind computing", "unknown" if found.overlap is None else _percent(found.overlap)
-    gaps = found.gaps
+    yield "exchange hidden behind computing", "unknown" if findings.overlap is None else _percent(findings.overlap)
+    gaps = findings.gaps
     if gaps.median_s is not None and gaps.p90_s is not None:
         yield "gap between updates", f"{_seconds(gaps.median_s)} (90 %: {_seconds(gaps.p90_s)})"
     yield "of a step, idle", _seconds(gaps.usable_s_per_step)
-    if (waits_s := found.processor_waits_s or 0.0) > WORTH_A_LOOK * found.step_s:
+    if (waits_s := findings.processor_waits_s or 0.0) > WORTH_A_LOOK * findings.step_s:
         yield "of a step, waiting for processors", f"{_seconds(waits_s)}: other programs or ranks use them"
-    spent = found.background
+    spent = findings.background
     if total_s := spent["in_gaps_s"] + spent["outside_s"]:
         yield "background work", f"{_seconds(total_s)}, {_percent(spent['in_gaps_s'] / total_s)} of it in gaps"
-    yield "time spent on recording", f"{100 * found.overhead:.3f} %"
+    yield "time spent on recording", f"{100 * findings.overhead:.3f} %"
 
 
-def _path_row(found: Findings, one: PathPart) -> tuple[str, str, str, str]:
-    share = one.seconds_per_step / found.step_s if found.step_s else 0.0
-    gain = _seconds(max(one.gain_s, 0.0))
-    return one.part.replace("_", " "), _seconds(one.seconds_per_step), _percent(share), gain
+def _path_row(findings: Findings, part: PathPart) -> tuple[str, str, str, str]:
+    share = part.seconds_per_step / findings.step_s if findings.step_s else 0.0
+    gain = _seconds(max(part.gain_s, 0.0))
+    return part.part.replace("_", " "), _seconds(part.seconds_per_step), _percent(share), gain
 
 
-def _network_row(one: HostTraffic) -> tuple[str, ...]:
-    share = "unknown" if one.link_share is None else _percent(one.link_share)
-    return (one.host, format_bytes(round(one.mean)), format_bytes(round(one.busiest)), share)
+def _network_row(host: HostTraffic) -> tuple[str, ...]:
+    share = "unknown" if host.link_share is None else _percent(host.link_share)
+    return (host.host, format_bytes(round(host.mean)), format_bytes(round(host.busiest)), share)
 
 
-def _layer_row(one: LayerTime) -> tuple[str, ...]:
-    times_s = (one.forward_s, one.backward_s, one.update_s, one.gap_median_s, one.gap_p90_s)
-    return (one.layer, *("" if seconds is None else _seconds(seconds) for seconds in times_s))
+def _layer_row(layer: LayerTime) -> tuple[str, ...]:
+    times_s = (layer.forward_s, layer.backward_s, layer.update_s, layer.gap_median_s, layer.gap_p90_s)
+    return (layer.layer, *("" if seconds is None else _seconds(seconds) for seconds in times_s))
 
 
 def _percent(share: float) -> str:
@@ -110,26 +111,26 @@ svg text{font:11px system-ui,sans-serif;fill:var(--ink)}
 """
 
 
-def page(title: str, merged: Merged, steps: Steps, found: Findings) -> str:
+def page(title: str, merged: Merged, steps: Steps, findings: Findings) -> str:
     """Return the whole page as text."""
-    body = _body(merged, steps, found)
+    body = _body(merged, steps, findings)
     return shell(f"Trace of {title}", body, style=_STYLE, see="docs/how-to/trace.md")
 
 
-def _body(merged: Merged, steps: Steps, found: Findings) -> Iterator[str]:
+def _body(merged: Merged, steps: Steps, findings: Findings) -> Iterator[str]:
     yield f'<main>\n{patterns()}\n<p class="key">'
     yield "".join(
         f'<span><svg viewBox="0 0 16 12" aria-hidden="true"><rect width="16" height="12" {_fill(name)}/></svg>'
         f"{name.replace('_', ' ')}</span>"
-        for name in (*RECORD_PARTS, BUCKET, *([FORWARD, BACKWARD] if found.layers else []))
+        for name in (*RECORD_PARTS, BUCKET, *([FORWARD, BACKWARD] if findings.layers else []))
     )
     yield "</p>"
     parts = steps.parts()
     for caption, index in chosen_steps(steps).items():
         yield from _timeline(caption, index, parts[:, index], merged, steps)
-    if found.network:
-        yield from _network(found.network)
-    for heading, header, rows in tables(found):
+    if findings.network:
+        yield from _network(findings.network)
+    for heading, header, rows in tables(findings):
         yield f'<section><h2>{escaped(heading)}</h2>\n<div class="wide" tabindex="0"><table><thead><tr>'
         yield "".join(f"<th>{escaped(cell)}</th>" for cell in header) + "</tr></thead><tbody>"
         for row in rows:
@@ -154,9 +155,9 @@ def chosen_steps(steps: Steps) -> dict[str, int]:
     return chosen
 
 
-def _timeline(words: str, place: int, parts: Array, merged: Merged, steps: Steps) -> Iterator[str]:
+def _timeline(words: str, index: int, parts: Array, merged: Merged, steps: Steps) -> Iterator[str]:
     """Draw one step as bars: the parts of each rank above its buckets."""
-    borders = steps.borders[:, place]
+    borders = steps.borders[:, index]
     start_s, end_s = float(borders[:, BEGAN].min()), float(borders[:, ENDED].max())
     if not steps.synchronous:  # steps of one number do not happen at one time
         borders = borders - borders[:, [BEGAN]]
@@ -164,7 +165,7 @@ def _timeline(words: str, place: int, parts: Array, merged: Merged, steps: Steps
     rows = numpy.argsort(borders[:, ENDED] - borders[:, BEGAN])[::-1][:MOST_RANKS]
     rows = numpy.sort(rows)
     scale = _WIDTH / max(end_s - start_s, 1e-9)
-    number, took = int(steps.numbers[place]), format_seconds(end_s - start_s)
+    number, took = int(steps.numbers[index]), format_seconds(end_s - start_s)
     height = len(rows) * _ROW + 26
     yield f'<figure tabindex="0"><figcaption>{escaped(words)}: step {number}, {escaped(took)}</figcaption>'
     yield f'<svg viewBox="0 0 {_LEFT + _WIDTH + 10} {height}" role="img" aria-label="{escaped(words)}, step {number}">'

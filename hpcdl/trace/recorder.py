@@ -272,14 +272,14 @@ def recording(text: str, communicator: Observed, run_dir: Path) -> Iterator[None
         return
     target = run_dir / FOLDER
     decided(communicator, lambda: _cleared(target))
-    place = target / f"rank-{communicator.rank}{PLACE}"
+    note = target / f"rank-{communicator.rank}{PLACE}"
     if text != UNASKED:
-        with _kept(_opened(text, communicator, place), communicator, place):
+        with _kept(_opened(text, communicator, note), communicator, note):
             yield
         return
-    recorder, problems = _agreed(communicator, place)
+    recorder, problems = _agreed(communicator, note)
     if not problems and recorder is not None:
-        with _kept(recorder, communicator, place):
+        with _kept(recorder, communicator, note):
             yield
         return
     if communicator.rank == 0:
@@ -287,19 +287,19 @@ def recording(text: str, communicator: Observed, run_dir: Path) -> Iterator[None
     if recorder is not None:
         recorder.close()
         _drop(recorder.file.path.parent)
-        remove_file(place)
+        remove_file(note)
     with _heard(NOTHING if problems else Untraced(), communicator):
         yield
 
 
 @contextlib.contextmanager
-def _kept(recorder: TraceRecorder, communicator: Observed, place: Path) -> Iterator[None]:
+def _kept(recorder: TraceRecorder, communicator: Observed, note: Path) -> Iterator[None]:
     try:
         with _heard(recorder, communicator, recorder.start):
             yield
     finally:
         recorder.close()
-        _bring(recorder.file, place.parent, place)
+        _bring(recorder.file, note.parent, note)
 
 
 @contextlib.contextmanager
@@ -320,13 +320,13 @@ def _heard(recorder: Recorder, communicator: Observed, begin: Callable[[], None]
         monitor.recorder = NOTHING
 
 
-def _opened(text: str, communicator: Observed, place: Path) -> TraceRecorder:
-    """Return a recorder with a file on this node. `place` holds its path before it exists: a kill may come any time."""
+def _opened(text: str, communicator: Observed, note: Path) -> TraceRecorder:
+    """Return a recorder with a file on this node. `note` holds its path before it exists: a kill may come any time."""
     _sweep()
     local = None
     try:
         named = Path(tempfile.gettempdir()) / f"{PREFIX}{os.geteuid()}-{secrets.token_hex(8)}"
-        touch(place, f"{communicator.host}\n{named / file_name(communicator.rank)}\n".encode())
+        touch(note, f"{communicator.host}\n{named / file_name(communicator.rank)}\n".encode())
         named.mkdir(0o700)
         local = named
         role = communicator.monitor.role
@@ -337,18 +337,18 @@ def _opened(text: str, communicator: Observed, place: Path) -> TraceRecorder:
         if local is not None:
             _drop(local)
         with contextlib.suppress(OSError):
-            remove_file(place)
+            remove_file(note)
         where = f"{tempfile.tempdir or 'the folder of temporary files'} on {communicator.host}"
         raise HpcdlError(f"no trace can be kept in {where}: {error.strerror}; set TMPDIR, or --trace off") from error
     return recorder
 
 
-def _agreed(communicator: Observed, place: Path) -> tuple[TraceRecorder | None, list[str]]:
+def _agreed(communicator: Observed, note: Path) -> tuple[TraceRecorder | None, list[str]]:
     """Return the recorder of an unrequested trace, if this rank has one, and the problems with it. Collective."""
     recorder, problem = None, ""
     try:
         if parse_trace(UNASKED).has_rank(communicator.rank):
-            recorder = _opened(UNASKED, communicator, place)
+            recorder = _opened(UNASKED, communicator, note)
     except HpcdlError as error:
         problem = str(error)
     return recorder, [text for text in communicator.allgather_json(problem) if text]
@@ -380,13 +380,13 @@ def _cleared(target: Path) -> None:
         raise HpcdlError(f"cannot write {target}: {error.strerror}") from error
 
 
-def _bring(file: TraceFile, target: Path, place: Path) -> None:
+def _bring(file: TraceFile, target: Path, note: Path) -> None:
     """Copy the file into the run directory. If that has no room, the file stays where it is."""
     try:
         with creating(target / file.path.name) as out:
             out.writelines(file.content())
         _drop(file.path.parent)
-        remove_file(place)
+        remove_file(note)
     except OSError as error:
         sys.stderr.write(f"hpcdl: warning: the trace stays in {file.path}: {error.strerror or error}\n")
 
@@ -408,10 +408,10 @@ def collected(run_dir: Path) -> Iterator[None]:
 def trace_files_in(run_dir: Path) -> dict[Path, tuple[str, Path]]:
     """Return host and path of each rank's trace, by the file that holds this place."""
     trace_files = {}
-    for place in sorted((run_dir / FOLDER).glob("rank-*" + PLACE)):
+    for note in sorted((run_dir / FOLDER).glob("rank-*" + PLACE)):
         with contextlib.suppress(OSError):  # the rank has just brought its trace
-            lines = [*place.read_text(encoding="utf-8", errors="replace").splitlines(), "", ""]
-            trace_files[place] = lines[0], Path(lines[1])
+            lines = [*note.read_text(encoding="utf-8", errors="replace").splitlines(), "", ""]
+            trace_files[note] = lines[0], Path(lines[1])
     return trace_files
 
 
@@ -427,7 +427,7 @@ def is_written(path: Path) -> bool:
 
 def collect_abandoned(run_dir: Path) -> None:
     """Fetch traces of dead ranks on this node, which remain if all processes of a run died."""
-    collect(run_dir, {place: left for place, left in trace_files_in(run_dir).items() if not is_written(left[1])})
+    collect(run_dir, {note: left for note, left in trace_files_in(run_dir).items() if not is_written(left[1])})
 
 
 def collect(run_dir: Path, trace_files: Mapping[Path, tuple[str, Path]] | None = None) -> list[str]:
@@ -436,20 +436,20 @@ def collect(run_dir: Path, trace_files: Mapping[Path, tuple[str, Path]] | None =
     `trace_files`: as they were (by default the present ones). Outdated ones, which new ranks replaced, are removed.
     """
     left, present = [], trace_files_in(run_dir)
-    for place, (host, path) in (present if trace_files is None else trace_files).items():
-        target = run_dir / FOLDER / f"{place.stem}.trace"
+    for note, (host, path) in (present if trace_files is None else trace_files).items():
+        target = run_dir / FOLDER / f"{note.stem}.trace"
         honest = path.name == target.name and path.parent.name.startswith(PREFIX)
         if host != os.uname().nodename or not honest or not is_own(run_dir):
-            left.append(f"{place.stem}: its trace was left on {host} in {path}")
+            left.append(f"{note.stem}: its trace was left on {host} in {path}")
             continue
         try:
-            counts = present.get(place) == (host, path)
+            counts = present.get(note) == (host, path)
             if counts and is_own_file(path):
                 with path.open("rb") as left_there, creating(target) as out:
                     shutil.copyfileobj(left_there, out)
             _drop(path.parent)
             if counts:
-                remove_file(place)
+                remove_file(note)
         except OSError as error:
-            left.append(f"{place.stem}: its trace stays in {path}: {error.strerror or error}")
+            left.append(f"{note.stem}: its trace stays in {path}: {error.strerror or error}")
     return left

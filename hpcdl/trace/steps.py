@@ -67,9 +67,9 @@ class ClockModel:
         own_s = float(last["own_s"] - first["own_s"])
         return 1 - float(last["parent_s"] - first["parent_s"]) / own_s
 
-    def _slope(self, place: int) -> float:
-        """Return the slope of the offset between the point at `place` and the next."""
-        point, next_point = self.points[place], self.points[place + 1]
+    def _slope(self, index: int) -> float:
+        """Return the slope of the offset between the point at `index` and the next."""
+        point, next_point = self.points[index], self.points[index + 1]
         own_s = float(next_point["own_s"] - point["own_s"])
         return float(next_point["parent_s"] - point["parent_s"]) / own_s - 1
 

@@ -73,16 +73,17 @@ def stragglers(merged: Merged, steps: Steps, parts: Array) -> list[Straggler]:
         return []
     rates = _rates(merged, steps)
     late = _late(merged, steps, parts, rates)
-    contended = {one.rank for one in late if one.cause == CONTENTION}
+    contended = {straggler.rank for straggler in late if straggler.cause == CONTENTION}
     rows = {rank: row for row, rank in enumerate(steps.ranks.tolist())}
     behind = [
-        one
-        for one in _behind_slow_links(merged, steps, parts)
+        straggler
+        for straggler in _behind_slow_links(merged, steps, parts)
         # A rank that waits for its processor sends and receives messages late: that delay does not mean a slow link.
-        if one.rank not in contended or not _contention(rows[one.rank], rates, one.seconds_per_step, steps.step_s)
+        if straggler.rank not in contended
+        or not _contention(rows[straggler.rank], rates, straggler.seconds_per_step, steps.step_s)
     ]
     all_stragglers = [*late, *behind]
-    return sorted(all_stragglers, key=lambda one: -one.seconds_per_step)
+    return sorted(all_stragglers, key=lambda straggler: -straggler.seconds_per_step)
 
 
 def beyond_others(values: Array) -> Array:

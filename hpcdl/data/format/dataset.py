@@ -201,8 +201,8 @@ class Dataset:
     @property
     def keeps_bytes(self) -> bool:
         """Whether uint8 values of an input are passed to the model without scaling."""
-        of_bytes = (item for item in self.inputs if item.dtype == "uint8" and item.kind != "text")
-        return any(item.normalise == "none" and not self.scales(item.shape) for item in of_bytes)
+        of_bytes = (field for field in self.inputs if field.dtype == "uint8" and field.kind != "text")
+        return any(field.normalise == "none" and not self.scales(field.shape) for field in of_bytes)
 
     @property
     def train_split(self) -> Split:
@@ -221,12 +221,12 @@ class Dataset:
     @property
     def inputs(self) -> tuple[Field, ...]:
         """The fields that the model takes as input."""
-        return tuple(item for item in self.fields if item.role == "input")
+        return tuple(field for field in self.fields if field.role == "input")
 
     @property
     def targets(self) -> tuple[Field, ...]:
         """The fields that the model's outputs are compared with."""
-        return tuple(item for item in self.fields if item.role == "target")
+        return tuple(field for field in self.fields if field.role == "target")
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -246,7 +246,7 @@ class Dataset:
     @property
     def encoded(self) -> bool:
         """Whether samples are stored as JPEG or PNG files and decoded during training."""
-        return any(item.encoded for item in self.fields)
+        return any(field.encoded for field in self.fields)
 
 
 def open_dataset(data: str, *, seed: int = 0, verified: bool = True) -> Dataset:

@@ -63,9 +63,9 @@ class ShardFrame:
         roles = {f"{role}s": " ".join(part.name for part in self.fields if part.role == role) for role in ROLES}
         return {"schema": FIELDS_SCHEMA, **shared, **roles, **self.place, "num_samples": self.num_samples}
 
-    def shape(self, item: Field) -> tuple[int, ...]:
+    def shape(self, field: Field) -> tuple[int, ...]:
         """Return the shape of a field's data set."""
-        return (self.rows[item.name] if item.ragged else self.num_samples, *item.row_shape)
+        return (self.rows[field.name] if field.ragged else self.num_samples, *field.row_shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +159,7 @@ def create_shard(path: Path, frame: ShardFrame) -> NewShardPlaces:
     """Create a shard with all space allocated but no samples written; the data comes last in the file."""
     count = frame.num_samples
     blocks = -(-count // frame.block_samples)
-    columns = [item for item in frame.fields if not item.resident]
+    columns = [field for field in frame.fields if not field.resident]
     with h5py.File(
         path,
         "w",
@@ -174,11 +174,11 @@ def create_shard(path: Path, frame: ShardFrame) -> NewShardPlaces:
         if frame.pictures:
             _add_class_names(file, frame.fields[-1].class_names)
         residents = {
-            item.name: _add_contiguous(file, item.name, frame.shape(item), item.stored_type)
-            for item in frame.fields
-            if item.resident
+            field.name: _add_contiguous(file, field.name, frame.shape(field), field.stored_type)
+            for field in frame.fields
+            if field.resident
         }
-        parts: dict[str, dict[str, int]] = {item.name: {} for item in columns}
+        parts: dict[str, dict[str, int]] = {field.name: {} for field in columns}
 
         def add(name: str, part: str, length: int, dtype: str) -> int:
             return _add_contiguous(file, _beside(name, part, attributes["schema"]), (length,), dtype)
@@ -187,16 +187,16 @@ def create_shard(path: Path, frame: ShardFrame) -> NewShardPlaces:
             offsets_by_part["checksums"] = add(name, "block_checksums", blocks, "<u8")
             if frame.sample_checksums and frame.filters is None:
                 offsets_by_part["sample_checksums"] = add(name, "sample_checksums", count, "<u8")
-        for item in columns:
-            if item.ragged:
-                parts[item.name]["offsets"] = add(item.name, "offsets", count + 1, "<i8")
-        for item in columns:
-            name, shape = BYTES if item.encoded else item.name, frame.shape(item)
+        for field in columns:
+            if field.ragged:
+                parts[field.name]["offsets"] = add(field.name, "offsets", count + 1, "<i8")
+        for field in columns:
+            name, shape = BYTES if field.encoded else field.name, frame.shape(field)
             if frame.filters is None:
-                parts[item.name]["data"] = _add_contiguous(file, name, shape, item.stored_type)
+                parts[field.name]["data"] = _add_contiguous(file, name, shape, field.stored_type)
             else:
                 chunk = (min(frame.block_samples, count), *shape[1:])
-                file.create_dataset(name, shape, item.stored_type, chunks=chunk, track_times=False, **frame.filters)
+                file.create_dataset(name, shape, field.stored_type, chunks=chunk, track_times=False, **frame.filters)
     optional = ("sample_checksums", "offsets", "data")
     places = {
         name: ColumnPlaces(

@@ -16,8 +16,8 @@ _MOST_LINKS = 8
 class StoredOutside(ValueError):
     """A part of a file is stored in another file that may not be opened; `remedy` tells the user what to do."""
 
-    def __init__(self, found: str, remedy: str = "give --follow-links to read it there") -> None:
-        super().__init__(found)
+    def __init__(self, part: str, remedy: str = "give --follow-links to read it there") -> None:
+        super().__init__(part)
         self.remedy = remedy
 
 

@@ -105,15 +105,15 @@ class Packing:
 
 def _scaling(data: Any) -> tuple[float | None, float | None]:
     """Return scale_factor and add_offset; SourceError if one of them cannot be applied."""
-    found = {name: _number(data.attrs[name]) for name in ("scale_factor", "add_offset") if name in data.attrs}
-    odd = [name for name, number in found.items() if number is None]
+    given = {name: _number(data.attrs[name]) for name in ("scale_factor", "add_offset") if name in data.attrs}
+    odd = [name for name, number in given.items() if number is None]
     if odd:
         raise SourceError(
-            f"{data.file.filename}: {data.name.strip('/')} is packed by {' and '.join(found)}, and its {odd[0]} is not "
-            f"one number: {shown(text_of(data.attrs[odd[0]]))}; correct it, or remove {' and '.join(found)} to take "
+            f"{data.file.filename}: {data.name.strip('/')} is packed by {' and '.join(given)}, and its {odd[0]} is not "
+            f"one number: {shown(text_of(data.attrs[odd[0]]))}; correct it, or remove {' and '.join(given)} to take "
             "the numbers as they are stored"
         )
-    return found.get("scale_factor"), found.get("add_offset")
+    return given.get("scale_factor"), given.get("add_offset")
 
 
 def _valid(data: Any) -> tuple[float | None, float | None]:

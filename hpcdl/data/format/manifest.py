@@ -247,7 +247,7 @@ class Manifest:
     @property
     def window_sample_bytes(self) -> int:
         """Bytes of a sample that determine the window length, and so the order; format 1 does not count the class."""
-        return sum(item.longest_bytes for item in (self.fields[:1] if self.pictures else self.fields))
+        return sum(field.longest_bytes for field in (self.fields[:1] if self.pictures else self.fields))
 
     def shards(self) -> list[ShardEntry]:
         """Return every shard, split by split."""
@@ -286,7 +286,7 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
         raise CorruptError(f"{path} is damaged: its checksum does not fit its content; shard the data again")
     try:
         manifest = from_json(Manifest, document)
-        if bool(manifest.fields) == manifest.pictures or any(item.encoded for item in manifest.fields):
+        if bool(manifest.fields) == manifest.pictures or any(field.encoded for field in manifest.fields):
             raise ValueError(f"{manifest.schema} with {len(manifest.fields)} fields")
         if (manifest.pictures and len(manifest.sample_shape) != 3) or min(manifest.sample_shape, default=1) < 1:
             raise ValueError(f"sample_shape is {list(manifest.sample_shape)}")

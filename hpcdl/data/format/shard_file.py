@@ -124,15 +124,15 @@ def sample_checksums(content: memoryview, sizes: Sequence[int]) -> Iterator[int]
         start += size
 
 
-def block_checksum(descriptor: int, place: ColumnMap, block: int) -> int:
+def block_checksum(descriptor: int, column: ColumnMap, block: int) -> int:
     """Return the XXH3-64 of a block's bytes as stored in the file."""
-    return _block_checksum(descriptor, int(place.block_offsets[block]), int(place.block_bytes[block]), _piece())
+    return _block_checksum(descriptor, int(column.block_offsets[block]), int(column.block_bytes[block]), _piece())
 
 
-def block_checksums(descriptor: int, place: ColumnMap) -> Iterator[int]:
+def block_checksums(descriptor: int, column: ColumnMap) -> Iterator[int]:
     """Yield `block_checksum` of each block."""
     piece = _piece()
-    extents = zip(place.block_offsets.tolist(), place.block_bytes.tolist(), strict=True)
+    extents = zip(column.block_offsets.tolist(), column.block_bytes.tolist(), strict=True)
     return (_block_checksum(descriptor, offset, size, piece) for offset, size in extents)
 
 
@@ -147,10 +147,10 @@ def _block_checksum(descriptor: int, offset: int, size: int, piece: memoryview) 
     return int(_checksum(descriptor, [(offset, offset + size)], piece).intdigest())
 
 
-def frame_checksum(descriptor: int, place: ShardMap) -> str:
+def frame_checksum(descriptor: int, shard: ShardMap) -> str:
     """Return the XXH3-64 of every byte of the file outside the blocks, in order."""
     size = os.fstat(descriptor).st_size
-    starts, lengths = place.block_offsets, place.block_bytes
+    starts, lengths = shard.block_offsets, shard.block_bytes
     order = np.argsort(starts, kind="stable")
     gaps, position = [], 0
     for offset, length in zip(starts[order].tolist(), lengths[order].tolist(), strict=True):
@@ -194,17 +194,17 @@ def faults(folder: Path, entry: ShardEntry, on_bytes: Callable[[int], None] = la
         os.close(descriptor)
 
 
-def _compare(descriptor: int, place: ShardMap, entry: ShardEntry, on_bytes: Callable[[int], None]) -> list[str]:
-    frame_fits = frame_checksum(descriptor, place) == entry.frame_checksum
+def _compare(descriptor: int, shard: ShardMap, entry: ShardEntry, on_bytes: Callable[[int], None]) -> list[str]:
+    frame_fits = frame_checksum(descriptor, shard) == entry.frame_checksum
     damaged_blocks = []
-    for column in place.columns.values():
-        of_column = "" if len(place.columns) == 1 else f" of {column.name}"
+    for column in shard.columns.values():
+        of_column = "" if len(shard.columns) == 1 else f" of {column.name}"
         found_and_written = zip(
             block_checksums(descriptor, column), column.checksums.tolist(), column.block_bytes.tolist(), strict=True
         )
         for block, (checksum, stored_checksum, size) in enumerate(found_and_written):
             if checksum != stored_checksum:
-                first, stop = place.block_range(block)
+                first, stop = shard.block_range(block)
                 damaged_blocks.append(f"{entry.file}: block {block}{of_column} (samples {first} to {stop - 1})")
             on_bytes(size)
     if not frame_fits:

@@ -154,7 +154,7 @@ def evaluation_batches(
 
     def read_from(start: int) -> list[Any]:
         ids = ids_from(start)
-        return [reader.read(item, ids) for item in dataset.fields]
+        return [reader.read(field, ids) for field in dataset.fields]
 
     def produce() -> Iterator[tuple[Any, Any]]:
         if firsts is None:
@@ -235,15 +235,15 @@ def _dataset(
 
 def _num_bytes(dataset: Dataset, num_samples: int) -> int:
     """Return the bytes of `num_samples` samples; `_TOGETHER_BYTES`, which disables joint reads, if lengths vary."""
-    if any(item.ragged for item in dataset.fields):
+    if any(field.ragged for field in dataset.fields):
         return _TOGETHER_BYTES
-    return num_samples * sum(item.longest_bytes for item in dataset.fields)
+    return num_samples * sum(field.longest_bytes for field in dataset.fields)
 
 
 def _read_together(samples: _Samples, steps: Any, num_batches: int, batch_size: int) -> Any:
     """Return the batches of `steps`, read `num_batches` at a time by one Python call, with prefetching."""
     lead = (num_batches, batch_size)
-    pools = [BufferPool((*lead, *item.shape), item.dtype) for item in samples.dataset.fields]
+    pools = [BufferPool((*lead, *field.shape), field.dtype) for field in samples.dataset.fields]
 
     def read(numbers: Ids) -> list[Any]:
         buffers = [pool.take() for pool in pools]
@@ -318,7 +318,7 @@ def _stored(samples: _Samples, steps: Any, batch_size: int, length: int | None) 
         return _decoded(dataset, _Files(samples), steps, batch_size, length)
 
     def read(step: Any) -> list[Any]:
-        return [_dense(value, item) for value, item in zip(samples.read(int(step)), dataset.fields, strict=True)]
+        return [_dense(value, field) for value, field in zip(samples.read(int(step)), dataset.fields, strict=True)]
 
     return _batches(dataset, read, steps, (length,))
 
@@ -407,12 +407,12 @@ def _decoded(dataset: Dataset, files: _Files, steps: Any, batch_size: int, lengt
     return samples.batch(batch_size + 1, drop_remainder=length is not None).map(_as_written(whole))
 
 
-def _dense(value: Any, item: Field) -> Any:
+def _dense(value: Any, field: Field) -> Any:
     """Return a field's batch as one array: samples of varying length padded with zeros, text as numbers from 1."""
-    if not item.variable:
+    if not field.variable:
         return value
-    shift = 1 if item.kind == "text" else 0
-    padded = aligned_empty((len(value), *item.shape), np.int32 if shift else item.dtype)
+    shift = 1 if field.kind == "text" else 0
+    padded = aligned_empty((len(value), *field.shape), np.int32 if shift else field.dtype)
     padded[...] = 0
     for row, sample in zip(padded, value, strict=True):
         row[: len(sample)] = sample
@@ -426,13 +426,13 @@ def _batches(dataset: Dataset, read: Callable[[Any], Any], steps: Any, lead: tup
     `lead` are the dimensions before a sample's own; None if a dimension may vary.
     """
     fields = dataset.fields
-    kinds = [tf.int32 if item.kind == "text" else tf.as_dtype(item.dtype) for item in fields]
+    kinds = [tf.int32 if field.kind == "text" else tf.as_dtype(field.dtype) for field in fields]
 
     def load(step: Any) -> tuple[Any, Any]:
         tensors = tf.numpy_function(carried(read), [step], kinds)
-        for value, item in zip(tensors, fields, strict=True):
-            value.set_shape((*lead, *item.shape))
-        values = {item.name: _scaled(value, item) for value, item in zip(tensors, fields, strict=True)}
+        for value, field in zip(tensors, fields, strict=True):
+            value.set_shape((*lead, *field.shape))
+        values = {field.name: _scaled(value, field) for value, field in zip(tensors, fields, strict=True)}
         return _structured(values, dataset.inputs), _structured(values, dataset.targets)
 
     return steps.map(_as_written(load))
@@ -440,19 +440,19 @@ def _batches(dataset: Dataset, read: Callable[[Any], Any], steps: Any, lead: tup
 
 def _structured(values: Mapping[str, Any], fields: Sequence[Field]) -> Any:
     """Return the single value of `fields`, or a dict of several by name."""
-    return values[fields[0].name] if len(fields) == 1 else {item.name: values[item.name] for item in fields}
+    return values[fields[0].name] if len(fields) == 1 else {field.name: values[field.name] for field in fields}
 
 
-def _scaled(value: Any, item: Field) -> Any:
+def _scaled(value: Any, field: Field) -> Any:
     """Scale a field's batch as the manifest says; in float64 if float32 would round the stored numbers."""
-    statistics = item.statistics
-    if statistics is None or item.normalise == "none":
+    statistics = field.statistics
+    if statistics is None or field.normalise == "none":
         return value
-    low, spread = (statistics.mean, np.array(statistics.std)) if item.normalise == "mean-std" else (
+    low, spread = (statistics.mean, np.array(statistics.std)) if field.normalise == "mean-std" else (
         statistics.low, np.array(statistics.high) - np.array(statistics.low)
     )  # fmt: skip
     scale = np.where(spread > 0, 1 / np.where(spread > 0, spread, 1), 1)
-    exact = np.float32 if np.can_cast(item.dtype, np.float32) else np.float64
+    exact = np.float32 if np.can_cast(field.dtype, np.float32) else np.float64
     scaled = (tf.cast(value, exact) - tf.constant(np.array(low, exact))) * tf.constant(scale.astype(exact))
     return tf.cast(scaled, tf.float32)
 
@@ -476,10 +476,10 @@ def _decoder(dataset: Dataset) -> Callable[[Any], Any]:
     return decode
 
 
-def _covering(image: Any, found: Any, size: tuple[int, int]) -> Any:
-    """Scale `image` of size `found` to cover `size` and cut it at the centre, as for raw shards."""
-    scale = tf.reduce_max(tf.constant(size, tf.float32) / tf.cast(found, tf.float32))
-    left_over = scale * tf.cast(found, tf.float32) - tf.constant(size, tf.float32)
+def _covering(image: Any, image_size: Any, size: tuple[int, int]) -> Any:
+    """Scale `image` of size `image_size` to cover `size` and cut it at the centre, as for raw shards."""
+    scale = tf.reduce_max(tf.constant(size, tf.float32) / tf.cast(image_size, tf.float32))
+    left_over = scale * tf.cast(image_size, tf.float32) - tf.constant(size, tf.float32)
     return tf.raw_ops.ScaleAndTranslate(
         images=image[tf.newaxis],
         size=tf.constant(size),

@@ -101,12 +101,12 @@ class OpenShard:
         except OSError as error:
             raise HpcdlError(f"cannot read {self.map.path}: {error.strerror}") from error
 
-    def _resident(self, place: ResidentMap) -> Array:
-        values = np.empty(place.shape, place.dtype)
+    def _resident(self, column: ResidentMap) -> Array:
+        values = np.empty(column.shape, column.dtype)
         if values.size:
-            read_exactly(self.file, values.reshape(-1).view(np.uint8).data, place.offset, self.map.path)
+            read_exactly(self.file, values.reshape(-1).view(np.uint8).data, column.offset, self.map.path)
         # Mixed with another shard's int64, uint64 would become float in numpy, and it is no smaller.
-        if place.dtype != np.int64 or not values.size or values.min() < 0 or values.max() >= 1 << 32:
+        if column.dtype != np.int64 or not values.size or values.min() < 0 or values.max() >= 1 << 32:
             return values
         return values.astype(np.min_scalar_type(values.max()))  # class numbers in a small type: there are many samples
 
@@ -162,32 +162,32 @@ class OpenShard:
         if self._verified and digest.intdigest() != column.checksums[block]:
             raise self._damaged(block)
 
-    def read_sample(self, name: str, place: int, view: memoryview) -> None:
-        """Read the sample at `place` of the shard, not compressed, into `view`."""
+    def read_sample(self, name: str, index: int, view: memoryview) -> None:
+        """Read the sample at `index` of the shard, not compressed, into `view`."""
         first = self._firsts.get(name)
         if first is None:
             first = self._firsts[name] = int(self.column(name).block_offsets[0])
-        read_exactly(self.file, view, first + place * len(view), self.map.path)
-        self._check_sample(name, place, view)
+        read_exactly(self.file, view, first + index * len(view), self.map.path)
+        self._check_sample(name, index, view)
 
-    def read_compressed(self, name: str, place: int, out: Array) -> None:
-        """Read the sample at `place` of the shard from its compressed block into `out`, shaped (1, ...)."""
-        self._check_once(name, place // self.map.block_samples)
-        self._decompress(place, out)
+    def read_compressed(self, name: str, index: int, out: Array) -> None:
+        """Read the sample at `index` of the shard from its compressed block into `out`, shaped (1, ...)."""
+        self._check_once(name, index // self.map.block_samples)
+        self._decompress(index, out)
 
-    def read_variable(self, name: str, place: int) -> bytearray:
-        """Return the bytes of the sample at `place` of a column whose samples differ in length."""
+    def read_variable(self, name: str, index: int) -> bytearray:
+        """Return the bytes of the sample at `index` of a column whose samples differ in length."""
         column = self.column(name)
         if column.offsets is None:
             raise CorruptError(f"shard {self.map.path} holds no offsets of {name}{_REMEDY}")
-        begin, end = column.offsets[place : place + 2].tolist()
+        begin, end = column.offsets[index : index + 2].tolist()
         if not 0 <= begin <= end <= column.offsets[-1]:
-            raise self._damaged(place // self.map.block_samples)
+            raise self._damaged(index // self.map.block_samples)
         content = bytearray(end - begin)
         if content:
             base = int(column.block_offsets[0])
             read_exactly(self.file, memoryview(content), base + begin, self.map.path)
-        self._check_sample(name, place, memoryview(content))
+        self._check_sample(name, index, memoryview(content))
         return content
 
     def close(self) -> None:
@@ -203,13 +203,13 @@ class OpenShard:
             chunks = self._chunks
         chunks.read(first, out)
 
-    def _check_sample(self, name: str, place: int, content: memoryview) -> None:
+    def _check_sample(self, name: str, index: int, content: memoryview) -> None:
         if not self._verified:
             return
-        block, numbers = place // self.map.block_samples, self.sample_checksums(name)
+        block, numbers = index // self.map.block_samples, self.sample_checksums(name)
         if numbers is None:
             self._check_once(name, block)
-        elif xxhash.xxh3_64_intdigest(content) != numbers.item(place):
+        elif xxhash.xxh3_64_intdigest(content) != numbers.item(index):
             raise self._damaged(block)
 
     def sample_checksums(self, name: str) -> Array | None:
@@ -280,8 +280,8 @@ class SplitReader:
         layout = Layout.of_shards(counts, manifest.block_samples, window_blocks)
         self.layout = layout.part(share) if share else layout
         self._blocks: list[int] = self.layout.starts.tolist()
-        columns = [item for item in dataset.fields if not (item.resident or item.ragged)]
-        self.columns = {item.name: ColumnReader(self, item) for item in columns}
+        columns = [field for field in dataset.fields if not (field.resident or field.ragged)]
+        self.columns = {field.name: ColumnReader(self, field) for field in columns}
 
     @property
     def shard_numbers(self) -> range:
@@ -323,18 +323,18 @@ class SplitReader:
         number, number_in_shard = self.place(sample)
         return f"shard {self._folder / self._entries[number].file}: sample {number_in_shard}"
 
-    def read(self, item: Field, ids: Ids) -> Values:
+    def read(self, field: Field, ids: Ids) -> Values:
         """Read a field of the samples `ids`, each separately: an array, or a list of arrays or of encoded files."""
-        if item.ragged:
-            return self._read_ragged(item, ids)
-        values = aligned_empty((len(ids), *item.shape), item.dtype)
-        if not item.resident:
-            self.read_samples(ids, values, item.name)
+        if field.ragged:
+            return self._read_ragged(field, ids)
+        values = aligned_empty((len(ids), *field.shape), field.dtype)
+        if not field.resident:
+            self.read_samples(ids, values, field.name)
             return values
         numbers = np.searchsorted(self._starts, ids, side="right") - 1
         for number in np.unique(numbers).tolist():
             chosen = numbers == number
-            values[chosen] = self._resident(number, item.name)[ids[chosen] - self._firsts[number]]
+            values[chosen] = self._resident(number, field.name)[ids[chosen] - self._firsts[number]]
         return values
 
     def resident_of_blocks(self, name: str, blocks: Sequence[int]) -> Array:
@@ -379,11 +379,11 @@ class SplitReader:
         number, first_in_shard = self.place(self._blocks[block])
         self.shard(number).read_scattered(name, first_in_shard // self._block_samples, views)
 
-    def _read_ragged(self, item: Field, ids: Ids) -> list[Array] | list[bytes]:
-        contents = (self.shard(n).read_variable(item.name, number) for n, number in map(self.place, ids.tolist()))
-        if item.encoded:
+    def _read_ragged(self, field: Field, ids: Ids) -> list[Array] | list[bytes]:
+        contents = (self.shard(n).read_variable(field.name, number) for n, number in map(self.place, ids.tolist()))
+        if field.encoded:
             return list(map(bytes, contents))
-        return [np.frombuffer(content, item.dtype).reshape(-1, *item.shape[1:]) for content in contents]
+        return [np.frombuffer(content, field.dtype).reshape(-1, *field.shape[1:]) for content in contents]
 
     def close(self) -> None:
         """Close all files."""
@@ -395,10 +395,10 @@ class SplitReader:
 class ColumnReader:
     """One field that is stored in blocks and has samples of fixed shape."""
 
-    def __init__(self, split: SplitReader, item: Field) -> None:
-        self._split, self._name = split, item.name
-        self.sample_shape, self.dtype = tuple(item.shape), np.dtype(item.dtype)
-        self.sample_bytes, self.compressed, self.layout = item.row_bytes, split.compressed, split.layout
+    def __init__(self, split: SplitReader, field: Field) -> None:
+        self._split, self._name = split, field.name
+        self.sample_shape, self.dtype = tuple(field.shape), np.dtype(field.dtype)
+        self.sample_bytes, self.compressed, self.layout = field.row_bytes, split.compressed, split.layout
 
     def read_samples(self, ids: Ids, out: Array) -> None:
         """Read single samples, each with one request."""
@@ -416,9 +416,9 @@ class ColumnReader:
 class SyntheticColumn:
     """One of the two fields of synthetic samples."""
 
-    def __init__(self, images: SyntheticImages, item: Field, layout: Layout) -> None:
-        self._images, self._name = images, item.name
-        self.sample_shape, self.dtype, self.layout = tuple(item.shape), np.dtype(item.dtype), layout
+    def __init__(self, images: SyntheticImages, field: Field, layout: Layout) -> None:
+        self._images, self._name = images, field.name
+        self.sample_shape, self.dtype, self.layout = tuple(field.shape), np.dtype(field.dtype), layout
 
     def read_samples(self, ids: Ids, out: Array) -> None:
         """Make the samples `ids`."""
@@ -438,12 +438,12 @@ class SyntheticReader:
         layout = Layout.uniform(dataset.synthetic.num_samples, 64, 64)
         self.layout = layout.part(share) if share else layout
         self.fields = dataset.fields
-        self.columns = {item.name: SyntheticColumn(images, item, self.layout) for item in dataset.fields}
+        self.columns = {field.name: SyntheticColumn(images, field, self.layout) for field in dataset.fields}
 
-    def read(self, item: Field, ids: Ids) -> Array:
+    def read(self, field: Field, ids: Ids) -> Array:
         """Return a field of the samples `ids`."""
-        values = aligned_empty((len(ids), *item.shape), item.dtype)
-        self.columns[item.name].read_samples(ids, values)
+        values = aligned_empty((len(ids), *field.shape), field.dtype)
+        self.columns[field.name].read_samples(ids, values)
         return values
 
     def close(self) -> None:

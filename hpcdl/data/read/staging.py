@@ -116,14 +116,14 @@ def _wanted(dataset: Dataset, communicator: Communicator | None, held_out: range
     rank, host = (communicator.rank, communicator.host) if communicator else (0, "")
     train, evaluation = dataset.train_split, dataset.evaluation_split
     share = NodeShare.of(dataset.nodes, rank) if dataset.nodes else None
-    mine = [SplitReader(dataset.folder, dataset, train, share).shard_numbers, range(0)]
+    needed = [SplitReader(dataset.folder, dataset, train, share).shard_numbers, range(0)]
     shards = list(train.entry.shards) if train.entry else []
     if evaluation and evaluation.entry and evaluation.name != train.name:
         reader = SplitReader(dataset.folder, dataset, evaluation)
         numbers = reader.shard_numbers if held_out is None else reader.shards_of(held_out)
-        mine[1] = range(len(shards) + numbers.start, len(shards) + numbers.stop) if numbers else range(0)
+        needed[1] = range(len(shards) + numbers.start, len(shards) + numbers.stop) if numbers else range(0)
         shards += evaluation.entry.shards
-    request = [host, *((part.start, part.stop) for part in mine)]
+    request = [host, *((part.start, part.stop) for part in needed)]
     answers: list[Any] = communicator.allgather_json(request) if communicator else [request]
     of_node: dict[str, list[set[range]]] = {}
     for name, *parts in answers:
@@ -145,10 +145,10 @@ def _wanted(dataset: Dataset, communicator: Communicator | None, held_out: range
     )
 
 
-def _rows(found: Iterable[range]) -> list[range]:
+def _rows(ranges: Iterable[range]) -> list[range]:
     """Merge overlapping and adjacent ranges, in order."""
     rows: list[range] = []
-    for row in sorted(found, key=lambda row: row.start):
+    for row in sorted(ranges, key=lambda row: row.start):
         if rows and row.start <= rows[-1].stop:
             rows[-1] = range(rows[-1].start, max(rows[-1].stop, row.stop))
         elif row:
@@ -156,9 +156,9 @@ def _rows(found: Iterable[range]) -> list[range]:
     return rows
 
 
-def _common(found: Sequence[Iterable[range]]) -> range:
+def _common(ranges: Sequence[Iterable[range]]) -> range:
     """Return the range that all nodes have in common; empty if a node has several ranges."""
-    rows = [_rows(of_node) for of_node in found]
+    rows = [_rows(of_node) for of_node in ranges]
     if any(len(of_node) != 1 for of_node in rows):
         return range(0)
     return range(max(row.start for (row,) in rows), min(row.stop for (row,) in rows))

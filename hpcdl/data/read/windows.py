@@ -303,14 +303,14 @@ class TrainingStream:
 
     def batch(self, step: int) -> list[Values]:
         """Return the fields of this worker's samples at `step`, as a reader gives them; arrays are reused once free."""
-        return [self._field(step, item) for item in self.reader.fields]
+        return [self._field(step, field) for field in self.reader.fields]
 
-    def _field(self, step: int, item: Field) -> Values:
-        if item.name in self._sources:
-            return self._sources[item.name].batch(step)
-        if item.resident and isinstance(self.reader, SplitReader):
-            return self._resident(self.reader, item.name, step, np.dtype(item.dtype))
-        return self.reader.read(item, self.ids(step))
+    def _field(self, step: int, field: Field) -> Values:
+        if field.name in self._sources:
+            return self._sources[field.name].batch(step)
+        if field.resident and isinstance(self.reader, SplitReader):
+            return self._resident(self.reader, field.name, step, np.dtype(field.dtype))
+        return self.reader.read(field, self.ids(step))
 
     def _resident(self, reader: SplitReader, name: str, step: int, dtype: np.dtype[Any]) -> Array:
         """Return a resident field of a step's samples, taken from the values of whole windows."""

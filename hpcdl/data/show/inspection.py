@@ -97,9 +97,9 @@ def look(folder: Path) -> Overview:
         try:
             count = min(MOST_MEASURED, split.num_samples)
             ids = permuted(np.arange(count, dtype=np.int64), split.num_samples, mixed(seed, _STREAM))
-            values = {item.name: _read(reader, item, ids) for item in dataset.fields}
-            numbers = [item for item in dataset.fields if item.kind not in ("class", "text")]
-            ranges += [_range(item, split.name, values[item.name]) for item in numbers]
+            values = {field.name: _read(reader, field, ids) for field in dataset.fields}
+            numbers = [field for field in dataset.fields if field.kind not in ("class", "text")]
+            ranges += [_range(field, split.name, values[field.name]) for field in numbers]
             if split.name == dataset.train_split.name:
                 drawn = [
                     DrawnSample(
@@ -147,23 +147,23 @@ def repeats_of(dataset: Dataset) -> list[Repeats] | None:
     return _repeats(keys)
 
 
-def _read(reader: SplitReader, item: Field, ids: npt.NDArray[np.int64]) -> list[Any]:
+def _read(reader: SplitReader, field: Field, ids: npt.NDArray[np.int64]) -> list[Any]:
     """Return a field of samples: arrays, class names or text."""
-    if item.encoded:
-        return [decoded(reader, item, sample) for sample in ids.tolist()]
-    values = list(reader.read(item, ids))
-    if item.kind == "class":
-        names = item.class_names
+    if field.encoded:
+        return [decoded(reader, field, sample) for sample in ids.tolist()]
+    values = list(reader.read(field, ids))
+    if field.kind == "class":
+        names = field.class_names
         return [names[number] if 0 <= number < len(names) else str(number) for number in map(int, values)]
-    return [bytes(value).decode("utf-8", "replace") for value in values] if item.kind == "text" else values
+    return [bytes(value).decode("utf-8", "replace") for value in values] if field.kind == "text" else values
 
 
-def _range(item: Field, split: str, values: Sequence[Array]) -> ValueRange:
+def _range(field: Field, split: str, values: Sequence[Array]) -> ValueRange:
     flat = np.concatenate([np.asarray(value).reshape(-1).astype(np.float64) for value in values])
     finite = flat[np.isfinite(flat)]
     some = finite if len(finite) else np.array([np.nan])
     return ValueRange(
-        field=item.name,
+        field=field.name,
         split=split,
         num_samples=len(values),
         count=len(flat),
@@ -182,13 +182,13 @@ def _keys(reader: SplitReader, inputs: Sequence[Field], num_shards: int) -> Arra
     for number in range(num_shards):
         shard = reader.shard(number)
         key = np.zeros(shard.map.num_samples, np.uint64)
-        for item in inputs:
-            if item.resident:
-                resident_values = shard.residents[item.name]
+        for field in inputs:
+            if field.resident:
+                resident_values = shard.residents[field.name]
                 parts: Array = np.ascontiguousarray(resident_values).reshape(len(resident_values), -1).view(np.uint8)
                 columns = [parts[:, byte_column].astype(np.uint64) for byte_column in range(parts.shape[1])]
             else:
-                checksums = shard.sample_checksums(item.name)
+                checksums = shard.sample_checksums(field.name)
                 if checksums is None:
                     return None
                 columns = [checksums]
@@ -396,7 +396,7 @@ def _manifest(folder: Path) -> Manifest:
 
 def _split(dataset: Dataset, manifest: Manifest, name: str) -> SplitInspection:
     entry = manifest.splits[name]
-    classes = [item.name for item in manifest.fields if item.role == "target" and item.kind == "class"]
+    classes = [field.name for field in manifest.fields if field.role == "target" and field.kind == "class"]
     return SplitInspection(
         name=name,
         num_samples=entry.num_samples,
@@ -447,21 +447,21 @@ def write_pictures(dataset: Dataset, split: Split, count: int, folder: Path) -> 
     return [*written]
 
 
-def _pixels(reader: SplitReader, item: Field, sample: int) -> Any:
+def _pixels(reader: SplitReader, field: Field, sample: int) -> Any:
     """Return an image as PIL expects it: uint8, one or three channels."""
-    if item.encoded:
-        return decoded(reader, item, sample)
-    image = np.asarray(reader.read(item, np.array([sample], np.int64))[0])
+    if field.encoded:
+        return decoded(reader, field, sample)
+    image = np.asarray(reader.read(field, np.array([sample], np.int64))[0])
     if image.dtype != np.uint8:
         low, high = float(image.min()), float(image.max())
         image = ((image.astype(np.float32) - low) / max(high - low, 1e-12) * 255).astype(np.uint8)
     return image if image.shape[2] == 3 else image[:, :, 0]
 
 
-def decoded(reader: SplitReader, item: Field, sample: int) -> Any:
+def decoded(reader: SplitReader, field: Field, sample: int) -> Any:
     """Return the pixels (H, W, 3) of an encoded image; CorruptError with shard and sample if it does not decode."""
     try:
-        return decode(bytes(reader.read(item, np.array([sample], np.int64))[0]), size=None, channels=3)
+        return decode(bytes(reader.read(field, np.array([sample], np.int64))[0]), size=None, channels=3)
     except UnreadableSample as error:
         raise CorruptError(
             f"{reader.describe(sample)} is damaged: {error}; `hpcdl inspect DIR --verify` names all such samples"

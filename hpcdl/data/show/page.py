@@ -53,7 +53,7 @@ def _body(overview: Overview) -> Iterator[str]:
 def _contents(overview: Overview) -> Iterator[str]:
     about = overview.inspection
     yield "<section><h2>What is in it</h2>"
-    yield from _table(("field",), [(item.describe(),) for item in overview.fields])
+    yield from _table(("field",), [(field.describe(),) for field in overview.fields])
     yield from _table(
         ("split", "samples", "shards", "bytes"),
         [(s.name, format_count(s.num_samples), str(s.num_shards), format_bytes(s.num_bytes)) for s in about.splits],
@@ -133,23 +133,23 @@ def _samples(overview: Overview) -> Iterator[str]:
     yield f'<section><h2>{len(overview.samples)} samples of {split}, drawn by the seed</h2>\n<div class="samples">'
     for sample in overview.samples:
         yield f'<figure class="sample"><figcaption>sample {sample.number}</figcaption>'
-        for item in overview.fields:
-            yield from _drawn(item, sample, overview.fields)
+        for field in overview.fields:
+            yield from _drawn(field, sample, overview.fields)
         yield "</figure>"
     yield "</div></section>"
 
 
-def _drawn(item: Field, sample: DrawnSample, fields: Sequence[Field]) -> Iterator[str]:
+def _drawn(field: Field, sample: DrawnSample, fields: Sequence[Field]) -> Iterator[str]:
     """Draw a value by its kind: an image, a mask over its image, a curve, numbers or text."""
-    value, name = sample.values[item.name], escaped(item.name)
+    value, name = sample.values[field.name], escaped(field.name)
     if isinstance(value, str):
         text = value if len(value) <= _LONGEST_TEXT else f"{value[: _LONGEST_TEXT - 3]}..."
         yield f"<p><b>{name}</b> {escaped(' '.join(text.split()))}</p>"
         return
     array = np.asarray(value)
-    label = f"{item.name} of sample {sample.number}"
+    label = f"{field.name} of sample {sample.number}"
     picture, remarks = _as_picture(array)
-    under = _picture_below(array, item, sample, fields)
+    under = _picture_below(array, field, sample, fields)
     if under is not None:
         yield f"<p><b>{name}</b> over its image</p>{_image(_masked(under, array), label)}"
     elif picture is not None:
@@ -177,10 +177,10 @@ def _as_picture(array: Array) -> tuple[Array | None, str]:
     return None, ""
 
 
-def _picture_below(array: Array, item: Field, sample: DrawnSample, fields: Sequence[Field]) -> Array | None:
+def _picture_below(array: Array, field: Field, sample: DrawnSample, fields: Sequence[Field]) -> Array | None:
     """Return the image that a mask belongs to: the first input of the same height and width."""
     flat = array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array
-    if item.role != "target" or flat.ndim != 2 or flat.dtype.kind not in "bui":
+    if field.role != "target" or flat.ndim != 2 or flat.dtype.kind not in "bui":
         return None
     for other_field in fields:
         value = sample.values[other_field.name]

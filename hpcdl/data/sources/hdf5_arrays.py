@@ -133,10 +133,10 @@ class Hdf5Source(FieldSource):
             return image[:, :, np.newaxis]
         return image.transpose(1, 2, 0) if axes == "nchw" else image
 
-    def describe_picture(self, place: int, file: str) -> str:
+    def describe_picture(self, index: int, file: str) -> str:
         """Return the number of the image, its file and data set."""
         _, name, path = file.split(":", 2)
-        return f"image {place} of {Path(path).name}:{name}"
+        return f"image {index} of {Path(path).name}:{name}"
 
     def _holds_images(self, paths: list[Path]) -> bool:
         """Return whether these are images with a class each, rather than samples of named fields."""
@@ -270,4 +270,4 @@ def _files(location: Path) -> list[Path]:
 def _is_hdf5(path: Path) -> bool:
     """Return whether HDF5's signature is at one of its permitted positions; MATLAB's is after 512 bytes."""
     with open_regular(path) as file:
-        return any(file.seek(place) == place and file.read(8) == _SIGNATURE for place in _SIGNATURE_OFFSETS)
+        return any(file.seek(offset) == offset and file.read(8) == _SIGNATURE for offset in _SIGNATURE_OFFSETS)

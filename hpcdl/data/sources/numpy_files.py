@@ -173,9 +173,9 @@ class NumpySource(FieldSource):
         whole = self._files.read_rows(path, facts.stamps[file], int(offset), rows["place"], out)
         return [out, rows["label"]] if whole else None
 
-    def describe_picture(self, place: int, file: str) -> str:
+    def describe_picture(self, index: int, file: str) -> str:
         """Return the number of the image, and its file."""
-        return f"image {place} of {Path(file.split(':', 3)[3]).name}"
+        return f"image {index} of {Path(file.split(':', 3)[3]).name}"
 
     def _holds_images(self) -> bool:
         """Return whether these are images with a class each, rather than samples of named fields."""

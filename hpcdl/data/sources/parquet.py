@@ -201,12 +201,12 @@ class ParquetSource(ColumnSource):
     def _column(self, table: _Table, name: str) -> TableColumn:
         types = _pyarrow()[0].types
         kind = table.schema.field(name).type
-        place = functools.partial(self._placed_column, table, name)
+        load = functools.partial(self._placed_column, table, name)
         if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
             numbers = functools.partial(self._numbers, table, name)
             return TableColumn(shown=str(kind), kind="number", place=numbers, numbers=numbers)
         text = self._is_text(table, name)
-        return TableColumn(shown="text" if text else str(kind), kind="text" if text else "other", place=place)
+        return TableColumn(shown="text" if text else str(kind), kind="text" if text else "other", place=load)
 
     def _numbers(self, table: _Table, name: str) -> PlacedArray:
         """Return a column of numbers; integers with missing values (null) become float64 with NaN."""
@@ -229,7 +229,7 @@ class ParquetSource(ColumnSource):
             raise SourceError(f"{self._location}: {name} has no value in {missing} rows (null); fill or drop them")
         if self._is_text(table, name):
             with self._gathered(name) as gathered:
-                values = (own for chunk in table.chunks(name) for own in chunk.cast("large_binary").to_pylist())
+                values = (text for chunk in table.chunks(name) for text in chunk.cast("large_binary").to_pylist())
                 for number, value in enumerate(values):
                     if _holds_bytes(kind) and not _is_plain_text(value):
                         raise SourceError(
@@ -348,7 +348,7 @@ class ParquetSource(ColumnSource):
 
     def _unpacked(self, table: _Table, image: str, label: str, file: BinaryIO) -> Iterator[tuple[int, int, Any]]:
         """Write the image files of a table one after another; yield offset, size and label of each."""
-        place = 0
+        end = 0
         is_text = self._is_text(table, label)
         chunks = self._placed_column(table, label).string_chunks() if is_text else table.chunks(label)
         labels: Iterator[Any] = (value for chunk in chunks for value in chunk.tolist())
@@ -356,8 +356,8 @@ class ParquetSource(ColumnSource):
             if content is None:
                 raise SourceError(f"{self._location}: {image} of row {number} has no bytes (null)")
             file.write(content)
-            yield place, len(content), row_label
-            place += len(content)
+            yield end, len(content), row_label
+            end += len(content)
 
 
 def _read_as(kind: Any) -> Any:

@@ -244,7 +244,7 @@ class TableSource(ColumnSource):
     def _head(self, path: Path, fields: list[str]) -> list[str]:
         """Return the names of the columns from the first line of a file."""
         if self._spec.head == "none":
-            return [f"c{place}" for place in range(1, len(fields) + 1)]
+            return [f"c{number}" for number in range(1, len(fields) + 1)]
         names = [field.strip() for field in fields]
         if _is_sample(names):
             raise SourceError(
@@ -359,7 +359,7 @@ class _Column:
                 self.code = self.code or value
             elif not _is_number(value):
                 self.numbers, self.written = False, ""
-                words = words_among_numbers(own for own in values if own.lower() not in _MISSING)
+                words = words_among_numbers(text for text in values if text.lower() not in _MISSING)
                 if self.kind != "text" and (words or self.present):
                     self.word = value
                 return

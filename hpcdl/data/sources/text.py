@@ -64,10 +64,10 @@ class TextSource(FieldSource):
         written = spellings(different, self._spec.target_kind, str(self._location)) if whole else None
         parts = []
         for split, (texts, labels) in samples.items():
-            place = self._placing(labels, "label")
+            placed = self._placing(labels, "label")
             if written is not None:
-                place = functools.partial(self._numbers, labels, written)
-            arrays = {"text": FoundArray("text", self._placing(texts, "text")), "label": FoundArray("label", place)}
+                placed = functools.partial(self._numbers, labels, written)
+            arrays = {"text": FoundArray("text", self._placing(texts, "text")), "label": FoundArray("label", placed)}
             parts.append(ArrayGroup(split=split, arrays=arrays))
         facts = self.list_parts(parts, index)
         empty = sum(not text.strip() for texts, _ in samples.values() for text in texts)

@@ -144,9 +144,9 @@ class TFRecordSource(FieldSource):
         height, width, channels = facts.sample_shape
         return np.frombuffer(content, np.uint8).reshape(height, width, channels)
 
-    def describe_picture(self, place: int, file: str) -> str:
+    def describe_picture(self, offset: int, file: str) -> str:
         """Return the position of the record and its file."""
-        return f"record at byte {place} of {Path(file).name}"
+        return f"record at byte {offset} of {Path(file).name}"
 
     def _holds_images(self, paths: list[Path]) -> bool:
         """Return whether records are images with a class each, by flags and the first record; number text labels."""
@@ -513,7 +513,7 @@ def described(feature: Any) -> str:
     return f"{len(values)} {_LISTS[kind]}"
 
 
-def value_of_feature(features: Any, key: str, own: StatedType, where: str) -> Array | bytes:
+def value_of_feature(features: Any, key: str, stated: StatedType, where: str) -> Array | bytes:
     """Return a feature of a record as an array or as text; SourceError if it is neither."""
     feature = features.get(key)
     kind = kind_of(feature) if feature is not None else ""
@@ -521,17 +521,17 @@ def value_of_feature(features: Any, key: str, own: StatedType, where: str) -> Ar
         raise SourceError(f"{where} has no value of {shown(key)}; every record needs every field")
     values = getattr(feature, kind).value
     if kind != "bytes_list":
-        if own.dtype not in (None, _LISTS[kind]):
+        if stated.dtype not in (None, _LISTS[kind]):
             raise SourceError(
-                f"{where}: {shown(key)} is a list of {_LISTS[kind]}, not of {own.dtype}; leave out the type"
+                f"{where}: {shown(key)} is a list of {_LISTS[kind]}, not of {stated.dtype}; leave out the type"
             )
-        return _shaped(np.array(values, _LISTS[kind]), own.shape, key, where)
+        return _shaped(np.array(values, _LISTS[kind]), stated.shape, key, where)
     if len(values) != 1:
         raise SourceError(f"{where}: {shown(key)} has {len(values)} strings of bytes; a field has one a sample")
-    if own.dtype is not None:
-        if len(values[0]) % own.dtype.itemsize:
-            raise SourceError(f"{where}: {shown(key)} has {len(values[0])} bytes, not a whole number of {own.dtype}")
-        return _shaped(np.frombuffer(values[0], own.dtype), own.shape, key, where)
+    if stated.dtype is not None:
+        if len(values[0]) % stated.dtype.itemsize:
+            raise SourceError(f"{where}: {shown(key)} has {len(values[0])} bytes, not a whole number of {stated.dtype}")
+        return _shaped(np.frombuffer(values[0], stated.dtype), stated.shape, key, where)
     try:
         values[0].decode()
     except UnicodeDecodeError as error:
@@ -553,9 +553,9 @@ def _shaped(values: Array, shape: tuple[int, ...] | None, key: str, where: str) 
     return values.reshape(shape)
 
 
-def _bytes_of(features: Any, key: str, own: StatedType) -> bytes | None:
+def _bytes_of(features: Any, key: str, stated: StatedType) -> bytes | None:
     """Return a feature's only string of bytes whose type is not stated; None for any other value."""
-    values: Any = features[key].bytes_list.value if key in features and own.dtype is None else ()
+    values: Any = features[key].bytes_list.value if key in features and stated.dtype is None else ()
     return bytes(values[0]) if len(values) == 1 else None
 
 

@@ -113,8 +113,8 @@ def _twins(names: Sequence[str]) -> Iterator[str]:
 
 def _answers(names: Sequence[str]) -> Iterator[str]:
     """Find several words for yes or for no: true beside 1."""
-    found = {name.strip().lower() for name in names}
-    if len(found) > 2 and found <= _YES | _NO:
+    words = {name.strip().lower() for name in names}
+    if len(words) > 2 and words <= _YES | _NO:
         yield (
             f"the classes are {some(names)}: several words for yes or no? Write them alike, or give --target-kind "
             "class to keep each"
@@ -317,7 +317,7 @@ def _stored(facts: SourceFacts, shape: Sequence[int], layout: LayoutConfig) -> l
     """Return the fields as a shard stores them: which are resident, and how training scales them."""
     encoded = layout.encoding == "encoded"
     fields = facts.fields or picture_with_class(shape, facts.dtype, facts.class_names, encoded=encoded)
-    small = [not item.ragged and may_be_resident(item.shape, item.dtype) for item in fields]
+    small = [not field.ragged and may_be_resident(field.shape, field.dtype) for field in fields]
     if all(small):
         small[0] = False  # at least one field must be stored in blocks
     flag_value = layout.normalise or "none"
@@ -325,20 +325,20 @@ def _stored(facts: SourceFacts, shape: Sequence[int], layout: LayoutConfig) -> l
         raise UsageError(f"--normalise {flag_value} scales numbers, and no input has any; leave it out")
     return [
         dataclasses.replace(
-            item,
+            field,
             resident=resident,
-            normalise=flag_value if _is_quantity(item) else "none",
+            normalise=flag_value if _is_quantity(field) else "none",
         )
-        for item, resident in zip(fields, small, strict=True)
+        for field, resident in zip(fields, small, strict=True)
     ]
 
 
-def _is_quantity(item: Field) -> bool:
+def _is_quantity(field: Field) -> bool:
     """Return whether a field holds numbers to be scaled: neither truth values nor only encoded words."""
-    num_one_hot = sum(len(category.words) for category in item.categories if category.coding == "one-hot")
-    num_encoded = num_one_hot + sum(category.coding == "codes" for category in item.categories)
-    size = int(np.prod(item.shape))
-    return item.role == "input" and item.kind == "numbers" and item.dtype != "bool" and num_encoded < size
+    num_one_hot = sum(len(category.words) for category in field.categories if category.coding == "one-hot")
+    num_encoded = num_one_hot + sum(category.coding == "codes" for category in field.categories)
+    size = int(np.prod(field.shape))
+    return field.role == "input" and field.kind == "numbers" and field.dtype != "bool" and num_encoded < size
 
 
 def _bytes_of(fields: Sequence[Field], facts: SourceFacts, num_samples: int) -> tuple[int, int]:
@@ -347,16 +347,16 @@ def _bytes_of(fields: Sequence[Field], facts: SourceFacts, num_samples: int) -> 
         return num_samples * fields[0].row_bytes, 0
     total = 0
     for number, array in enumerate(facts.arrays):
-        item = fields[number % len(fields)]
+        field = fields[number % len(fields)]
         if array.offsets:
-            total += int(np.fromfile(array.offsets, np.int64)[-1]) * item.row_bytes
-    fixed = sum(item.row_bytes for item in fields if not item.variable)
-    return total + fixed * facts.num_samples, sum(item.longest_bytes for item in fields)
+            total += int(np.fromfile(array.offsets, np.int64)[-1]) * field.row_bytes
+    fixed = sum(field.row_bytes for field in fields if not field.variable)
+    return total + fixed * facts.num_samples, sum(field.longest_bytes for field in fields)
 
 
 def recipe_options(config: ShardConfig) -> dict[str, Any]:
     """Return the settings that determine the shards, by key, in JSON types; unset ones are omitted."""
-    keys = {item.key for group in (SourceConfig, LayoutConfig) for item in settings_of(group)} - {"categories-of"}
+    keys = {setting.key for group in (SourceConfig, LayoutConfig) for setting in settings_of(group)} - {"categories-of"}
     plain = {key: list(value) if isinstance(value, tuple) else value for key, value in flatten(config).items()}
     return {key: value for key, value in plain.items() if key in keys and value is not None}
 
@@ -433,7 +433,7 @@ def _known_words(chosen: SourceConfig) -> dict[str, Sequence[str]]:
     if not (chosen.categories_of / FILE_NAME).is_file():
         raise UsageError(f"--categories-of {chosen.categories_of} is no finished data folder: it has no {FILE_NAME}")
     manifest, _ = read_manifest(chosen.categories_of)  # not its shards: a folder that needs repair has damaged ones
-    by_column = {category.column: category for item in manifest.fields for category in item.categories}
+    by_column = {category.column: category for field in manifest.fields for category in field.categories}
     for flag_value in chosen.categories or ():
         column, _, coding = flag_value.rpartition("=")
         if column not in by_column or by_column[column].coding != coding:
@@ -468,7 +468,7 @@ def _check_kind(config: ShardConfig, facts: SourceFacts) -> None:
     if source.axes != "auto" and facts.samples_are != "pixels":
         raise UsageError(f"--axes {source.axes} is for arrays of images with a class; leave it out here")
     if source.target_kind == "regression" and not any(
-        item.role == "target" and item.kind == "numbers" for item in facts.fields
+        field.role == "target" and field.kind == "numbers" for field in facts.fields
     ):
         raise UsageError("--target-kind regression needs targets that are numbers, and the labels here name classes")
     if layout.channels == 2:

@@ -112,21 +112,21 @@ def stripes_of(file: Path) -> Stripes:
     return Stripes(count=count, size=size, components=components)
 
 
-def _kind(place: Path, mounts: Path) -> str:
-    """Return the type of the deepest mount that contains `place`."""
+def _kind(path: Path, mounts: Path) -> str:
+    """Return the type of the deepest mount that contains `path`."""
     best, kind = -1, "unknown"
     for line in mounts.read_text(errors="surrogateescape").splitlines():
         fields = line.split()
         if len(fields) < 3:
             continue
         mount = Path(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[1]))
-        if (place == mount or mount in place.parents) and len(mount.parts) >= best:
+        if (path == mount or mount in path.parents) and len(mount.parts) >= best:
             best, kind = len(mount.parts), fields[2]
     return kind
 
 
-def _num_osts(place: Path) -> int | None:
-    lines = _run(["lfs", "df", str(place)]).splitlines()
+def _num_osts(path: Path) -> int | None:
+    lines = _run(["lfs", "df", str(path)]).splitlines()
     return sum("[OST:" in line for line in lines) or None
 
 

@@ -50,9 +50,9 @@ class Moments:
     high: Sequence[float] = ()
 
     @staticmethod
-    def of(values: npt.NDArray[np.generic], item: Field) -> Moments:
-        """Return the moments of a block (samples first) of the field `item`, per channel; omit rows not finite."""
-        columns = values.reshape(-1, _channels(item)).astype(np.float64)
+    def of(values: npt.NDArray[np.generic], field: Field) -> Moments:
+        """Return the moments of a block (samples first) of the field `field`, per channel; omit rows not finite."""
+        columns = values.reshape(-1, _channels(field)).astype(np.float64)
         if not np.isfinite(columns).all():
             columns = columns[np.isfinite(columns).all(1)]
         if not len(columns):
@@ -88,22 +88,22 @@ class Moments:
         return Statistics(mean=self.mean, std=deviation.tolist(), low=self.low, high=self.high)
 
 
-def _channels(item: Field) -> int:
+def _channels(field: Field) -> int:
     """Return the number of last-axis elements that are scaled separately: features or channels; 1 if they are not."""
-    channels_last = len(item.shape) < 3 or item.shape[-1] <= _MOST_CHANNELS
-    return item.shape[-1] if item.shape and channels_last and not (item.variable and len(item.shape) == 1) else 1
+    channels_last = len(field.shape) < 3 or field.shape[-1] <= _MOST_CHANNELS
+    return field.shape[-1] if field.shape and channels_last and not (field.variable and len(field.shape) == 1) else 1
 
 
 def scaled(fields: Sequence[Field], shards: Iterable[Sequence[Moments]]) -> list[Field]:
     """Return `fields` with the statistics combined from the moments of all shards."""
-    scaled_names = [item.name for item in fields if item.normalise != "none"]
+    scaled_names = [field.name for field in fields if field.normalise != "none"]
     totals = {name: Moments() for name in scaled_names}
     for moments in shards:
         for name, field_moments in zip(scaled_names, moments, strict=False):  # a shard without samples has none
             totals[name] = totals[name].joined(field_moments)
     return [
-        dataclasses.replace(item, statistics=totals[item.name].statistics()) if item.name in totals else item
-        for item in fields
+        dataclasses.replace(field, statistics=totals[field.name].statistics()) if field.name in totals else field
+        for field in fields
     ]
 
 
@@ -204,29 +204,31 @@ class ShardWriter:
         """
         job, count, step = self._job, len(rows), self._job.plan.block_samples
         lengths = {
-            item.name: self._lengths(rows, number_of_field)
-            for number_of_field, item in enumerate(job.fields)
-            if item.ragged
+            field.name: self._lengths(rows, number_of_field)
+            for number_of_field, field in enumerate(job.fields)
+            if field.ragged
         }
         frame = job.frame(
             split, number, count, {name: int(sizes_of_field.sum()) for name, sizes_of_field in lengths.items()}
         )
         bad: list[int] = []
-        moments = {item.name: Moments() for item in job.fields if item.normalise != "none"}
-        small = {item.name: np.empty((count, *item.shape), item.stored_type) for item in job.fields if item.resident}
+        moments = {field.name: Moments() for field in job.fields if field.normalise != "none"}
+        small = {
+            field.name: np.empty((count, *field.shape), field.stored_type) for field in job.fields if field.resident
+        }
         with NewShard(path, frame) as shard:
             for first in range(0, count, step):
                 of_block = slice(first, first + step)
                 sizes = {name: sizes_of_field[of_block] for name, sizes_of_field in lengths.items()}
                 block = self._block(rows[of_block], sizes, first, bad)
-                for item, values in zip(job.fields, block if not bad else [], strict=not bad):
-                    if item.name in moments:
-                        moments[item.name] = moments[item.name].joined(Moments.of(values, item))
-                    if item.resident:
-                        small[item.name][of_block] = values
+                for field, values in zip(job.fields, block if not bad else [], strict=not bad):
+                    if field.name in moments:
+                        moments[field.name] = moments[field.name].joined(Moments.of(values, field))
+                    if field.resident:
+                        small[field.name][of_block] = values
                         continue
-                    sizes_of_field = sizes[item.name] if item.ragged else np.ones(len(values), np.int64)
-                    shard.write_block(item.name, first, values, (sizes_of_field * item.row_bytes).tolist())
+                    sizes_of_field = sizes[field.name] if field.ragged else np.ones(len(values), np.int64)
+                    shard.write_block(field.name, first, values, (sizes_of_field * field.row_bytes).tolist())
                 on_samples(min(step, count - first))
             offsets = {
                 name: np.concatenate([[0], np.cumsum(sizes_of_field)]) for name, sizes_of_field in lengths.items()
@@ -273,7 +275,9 @@ class ShardWriter:
     def _buffers(self) -> Mapping[str, Array]:
         """Buffers for one block of each field whose samples have a fixed shape."""
         block, fields = self._job.plan.block_samples, self._job.fields
-        return {item.name: aligned_empty((block, *item.shape), item.stored_type) for item in fields if not item.ragged}
+        return {
+            field.name: aligned_empty((block, *field.shape), field.stored_type) for field in fields if not field.ragged
+        }
 
     @property
     def _fields_reader(self) -> FieldsReader:
@@ -284,7 +288,7 @@ class ShardWriter:
         job, read = self._job, getattr(self._source, "read_fields_block", None)
         if read is None or job.facts.decodes or job.encoding == "encoded":
             return None
-        values: list[Array] = read(rows, job.facts, [item.stored_type for item in job.fields]) or []
+        values: list[Array] = read(rows, job.facts, [field.stored_type for field in job.fields]) or []
         # If some images are not finite, they are read one by one to find out which.
         return values if values and not (job.pictures and self._not_finite(values)) else None
 

@@ -239,7 +239,7 @@ def _check_made_so(request: ShardRequest, manifest: Manifest) -> None:
         stored["format"] = "auto"
     key = next((key for key in sorted(stored) if stored[key] != requested[key]), None)
     if key is not None:
-        was, new = (_option(key, own[key]) for own in (stored, requested))
+        was, new = (_option(key, recipe[key]) for recipe in (stored, requested))
         raise UsageError(
             f"{request.target} holds a finished data set, made {was} and not {new}; name another folder, or give what "
             "it was made with"
@@ -259,7 +259,9 @@ def _option(key: str, value: Any) -> str:
 def _in_full(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return all options of a recipe by key, including those that it omits or that are newer than it."""
     config = load(ShardConfig, [Layer(origin="manifest", values=dict(options))]).config
-    in_full: dict[str, Any] = {item.key: None for group in (SourceConfig, LayoutConfig) for item in settings_of(group)}
+    in_full: dict[str, Any] = {
+        setting.key: None for group in (SourceConfig, LayoutConfig) for setting in settings_of(group)
+    }
     in_full |= recipe_options(config)
     if in_full["split"]:
         in_full["split"] = ",".join(
@@ -447,7 +449,7 @@ def _training_split(job: ShardJob) -> str:
 
 def _gives_classes(fields: Sequence[Field]) -> bool:
     """Return whether exactly one of the targets names classes."""
-    return sum(item.role == "target" and item.kind == "class" for item in fields) == 1
+    return sum(field.role == "target" and field.kind == "class" for field in fields) == 1
 
 
 def _most_writers(request: ShardRequest, num_tasks: int, *, alone: bool) -> int:

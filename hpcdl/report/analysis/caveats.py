@@ -77,9 +77,9 @@ def _impossible(runs: Sequence[Run]) -> Iterable[str]:
 
 
 def _contradicting(runs: Sequence[Run]) -> Iterable[str]:
-    if found := contradictions(runs):
-        records = "record contradicts itself" if len(found) == 1 else "records contradict themselves"
-        yield f"{len(found)} {records}, kept in every mean; find out what changed it: {listed(found, 3)}"
+    if lines := contradictions(runs):
+        records = "record contradicts itself" if len(lines) == 1 else "records contradict themselves"
+        yield f"{len(lines)} {records}, kept in every mean; find out what changed it: {listed(lines, 3)}"
 
 
 def _outliers(curves: Sequence[Curve]) -> Iterable[str]:

@@ -321,15 +321,15 @@ def compare_with(runs: Sequence[Run], baseline: Sequence[Run]) -> tuple[list[Com
     """
     current, before = _groups(runs), _groups(baseline)
     verdicts, warnings = [], _missing(current, before)
-    shared_places = {place for groups in current.values() for place, _ in groups} & {
-        place for groups in before.values() for place, _ in groups
+    shared_places = {machine for groups in current.values() for machine, _ in groups} & {
+        machine for groups in before.values() for machine, _ in groups
     }
     if not shared_places and current and before:
         warnings.append("mixed machines: the baseline was measured on another machine")
     for setting in (item for item in current if item in before):
-        for (place, version), group in current[setting].items():
+        for (machine, version), group in current[setting].items():
             for (old_place, old_version), old in before[setting].items():
-                if shared_places and place != old_place:
+                if shared_places and machine != old_place:
                     continue
                 names = (_name("this study", version, old_version), _name("baseline", old_version, version))
                 item = compare(
@@ -371,8 +371,8 @@ def _groups(runs: Iterable[Run]) -> dict[_Setting, dict[tuple[_Setting, str], li
     groups: dict[_Setting, dict[tuple[_Setting, str], list[Run]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         if run.usable:
-            place = tuple(getattr(run, name) for name in _PLACE)
-            groups[tuple(getattr(run, name) for name in _SETTING)][place, run.version].append(run)
+            machine = tuple(getattr(run, name) for name in _PLACE)
+            groups[tuple(getattr(run, name) for name in _SETTING)][machine, run.version].append(run)
     return groups
 
 

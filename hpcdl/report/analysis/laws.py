@@ -63,9 +63,9 @@ class Law:
     sign: int
     columns: Callable[[float], tuple[float, ...]]
 
-    def denominator(self, own: Sequence[float], n: float) -> float:
+    def denominator(self, parameters: Sequence[float], n: float) -> float:
         """Return D(n), which is not positive outside the law's domain."""
-        return 1 + sum([value * column for value, column in zip(own, self.columns(n), strict=True)])
+        return 1 + sum([value * column for value, column in zip(parameters, self.columns(n), strict=True)])
 
 
 LAWS: Mapping[str, Law] = {
@@ -485,7 +485,7 @@ class CurveFit:
         free, repeats = len(logs) - len(self.fit.parameters), self.fit.num_runs - len(logs)
         if self.fit.spread is None or free < 1 or repeats < 1:
             return None
-        noise = sum(variance(own) * (len(own) - 1) for own in logs if len(own) > 1)
+        noise = sum(variance(values) * (len(values) - 1) for values in logs if len(values) > 1)
         beyond = max(0.0, self.fit.spread**2 * spare - noise)
         off = math.sqrt(beyond / self.fit.num_runs)
         from scipy.special import fdtrc
@@ -538,18 +538,18 @@ def fit_curves(curves: Sequence[Curve]) -> list[CurveFit]:
 
 def misses(fits: Sequence[CurveFit]) -> list[str]:
     """Return one line for all laws that do not describe the curves they were fitted to."""
-    found = [
-        f"{item.fit.law.name} of {item.curve.mode} {item.curve.first.strategy} {item.curve.first.model} "
+    missed = [
+        f"{fitted.fit.law.name} of {fitted.curve.mode} {fitted.curve.first.strategy} {fitted.curve.first.model} "
         f"({100 * off:.0f} %)"
-        for item in fits
-        if (off := item.missed) is not None
+        for fitted in fits
+        if (off := fitted.missed) is not None
     ]
-    if not found:
+    if not missed:
         return []
-    words = "fitted law misses its runs' means" if len(found) == 1 else "fitted laws miss their runs' means"
+    words = "fitted law misses its runs' means" if len(missed) == 1 else "fitted laws miss their runs' means"
     return [
-        f"{len(found)} {words} by more than repeats scatter; do not trust parameters, intervals and the n below 80 %: "
-        f"{listed(found)}"
+        f"{len(missed)} {words} by more than repeats scatter; do not trust parameters, intervals and the n below 80 %: "
+        f"{listed(missed)}"
     ]
 
 

@@ -207,17 +207,17 @@ def _data(analysis: Analysis, lines: Sequence[str], rows: Sequence[Mapping[str, 
     }
 
 
-def _parts(curve: Curve, item: Breakdown) -> dict[str, Any]:
-    run = item.point.first
+def _parts(curve: Curve, breakdown: Breakdown) -> dict[str, Any]:
+    run = breakdown.point.first
     return {
         "mode": curve.mode,
         "strategy": run.strategy,
         "model": run.model,
-        "n": item.point.n,
+        "n": breakdown.point.n,
         "servers": run.servers,
         "batch_per_rank": run.batch_per_rank,
-        "runs": item.num_runs,
-        "seconds": dict(item.parts),
-        "imbalance_seconds": item.imbalance_seconds,
-        "lost_efficiency": dict(item.lost),
+        "runs": breakdown.num_runs,
+        "seconds": dict(breakdown.parts),
+        "imbalance_seconds": breakdown.imbalance_seconds,
+        "lost_efficiency": dict(breakdown.lost),
     }

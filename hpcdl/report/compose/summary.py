@@ -125,7 +125,7 @@ def _efficiency(curve: Curve) -> str:
 
 def _largest(analysis: Analysis) -> tuple[Point, Mapping[str, float]] | None:
     """Return the fastest point of most workers and its seconds by part; None if no run has parts."""
-    measured = [(item.point, item.parts) for own in analysis.breakdowns for item in own]
+    measured = [(item.point, item.parts) for breakdowns in analysis.breakdowns for item in breakdowns]
     return max(measured, key=lambda pair: (pair[0].n, pair[0].throughput.mean), default=None)
 
 

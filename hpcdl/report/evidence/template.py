@@ -95,7 +95,7 @@ class AccessTemplate:
 
     def at_least(self, check: str) -> float | None:
         """Return the number of the first criterion with this check."""
-        return next((item.at_least for item in self.criteria if item.check == check), None)
+        return next((criterion.at_least for criterion in self.criteria if criterion.check == check), None)
 
 
 def template_names() -> list[str]:

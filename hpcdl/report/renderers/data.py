@@ -112,7 +112,10 @@ def _lines(table: Table) -> Iterator[str]:
     yield " & ".join(escaped(column.name) for column in table.columns) + r" \\"
     yield r"\midrule"
     for row in table.rows:
-        yield " & ".join(escaped(cell_text(own, cell)) for own, cell in zip(table.columns, row, strict=True)) + r" \\"
+        yield (
+            " & ".join(escaped(cell_text(header, cell)) for header, cell in zip(table.columns, row, strict=True))
+            + r" \\"
+        )
     yield r"\bottomrule"
     yield r"\end{tabular}"
     if table.note:

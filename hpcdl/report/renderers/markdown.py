@@ -31,7 +31,7 @@ def text_of(document: Document) -> str:
 def escaped(text: str) -> str:
     """Return `text` for Markdown: no markup, no HTML, no link, one line."""
     quoted = _SPECIAL.sub(r"\\\1", plain(text)).replace("://", ":\u200b//").replace("www.", "www\u200b.")
-    return _START.sub(lambda found: f"{found[0]}\\", quoted)
+    return _START.sub(lambda match: f"{match[0]}\\", quoted)
 
 
 def _lines(document: Document) -> Iterator[str]:

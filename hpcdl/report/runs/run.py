@@ -140,17 +140,17 @@ _AGREE = 1.25
 
 def contradictions(runs: Sequence[Run]) -> list[str]:
     """Describe the contradictions in each measured run's record: it was edited, or put together by hand."""
-    found = []
+    lines = []
     for run in runs:
         batch, step, rate = run.global_batch, run.step_seconds, run.images_per_second
         if run.workers + run.servers > run.ranks:
             parts = f"{counted(run.workers, 'worker')} and {counted(run.servers, 'server')}"
-            found.append(f"{run.name} ({parts} among {counted(run.ranks, 'rank')})")
+            lines.append(f"{run.name} ({parts} among {counted(run.ranks, 'rank')})")
         elif run.usable and batch and step and rate and not run.resumed_from_steps:
             if not batch / _AGREE < rate * step < batch * _AGREE:
                 text = f"{rate:,.4g} {run.counted}/s, {batch / step:,.4g} by its steps of {batch}"
-                found.append(f"{run.name} ({text})")
-    return found
+                lines.append(f"{run.name} ({text})")
+    return lines
 
 
 def finite(value: float | None) -> float | None:

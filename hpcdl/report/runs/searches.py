@@ -77,17 +77,17 @@ class SearchRecord:
 
     def trial(self, number: int) -> SearchTrial:
         """Return one trial by its number."""
-        return next(item for item in self.trials if item.number == number)
+        return next(trial for trial in self.trials if trial.number == number)
 
     def best_so_far(self) -> list[tuple[SearchTrial, float]]:
         """Return each trial that improved the first objective, in order of their ends, with its value."""
         upwards = self.directions[0] == "maximize"
         improvements: list[tuple[SearchTrial, float]] = []
-        ended = [item for item in self.trials if item.values and item.ended_after_s is not None]
-        for item in sorted(ended, key=lambda item: item.ended_after_s or 0.0):
-            value = item.values[0]
+        ended = [trial for trial in self.trials if trial.values and trial.ended_after_s is not None]
+        for trial in sorted(ended, key=lambda trial: trial.ended_after_s or 0.0):
+            value = trial.values[0]
             if not improvements or (value > improvements[-1][1] if upwards else value < improvements[-1][1]):
-                improvements.append((item, value))
+                improvements.append((trial, value))
         return improvements
 
 

@@ -152,13 +152,13 @@ def _copied(pairs: Sequence[tuple[Run, Run]]) -> str:
     return f"{counted(len(pairs), 'run')} left out as a copy of another, with its start and its times: {names}"
 
 
-def _named(found: Sequence[tuple[Path, Path]]) -> list[tuple[Path, Path, str]]:
+def _named(paths: Sequence[tuple[Path, Path]]) -> list[tuple[Path, Path, str]]:
     """Add each run's name in the report: equal names in two studies are replaced by the run directories."""
-    names = [run_name(path, run_dir) for path, run_dir in found]
+    names = [run_name(path, run_dir) for path, run_dir in paths]
     times = Counter(names)
     return [
         (path, run_dir, name if times[name] == 1 else str(run_dir))
-        for (path, run_dir), name in zip(found, names, strict=True)
+        for (path, run_dir), name in zip(paths, names, strict=True)
     ]
 
 

@@ -179,13 +179,13 @@ def _measured(curve: Curve, name: str, color: int) -> Series:
     )
 
 
-def _fitted(item: CurveFit, name: str, color: int) -> Series:
-    first, last = item.curve.points[0].n, item.curve.points[-1].n * _REACH
+def _fitted(curve_fit: CurveFit, name: str, color: int) -> Series:
+    first, last = curve_fit.curve.points[0].n, curve_fit.curve.points[-1].n * _REACH
     x = [first * (last / first) ** (step / 60) for step in range(61)]
-    y = [item.fit.efficiency(n, first).value for n in x]
-    largest = item.curve.points[-1].n
+    y = [curve_fit.fit.efficiency(n, first).value for n in x]
+    largest = curve_fit.curve.points[-1].n
     # Beyond the runs a law that turns upwards has no meaning: it is not drawn there.
     end = next((i for i in range(1, len(x)) if x[i] > largest and y[i] > y[i - 1]), len(x))
     return Series(
-        label=f"fit: {name}", x=x[:end], y=y[:end], style="fit", color=color, strategy=item.curve.first.strategy
+        label=f"fit: {name}", x=x[:end], y=y[:end], style="fit", color=color, strategy=curve_fit.curve.first.strategy
     )

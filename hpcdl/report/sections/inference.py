@@ -44,16 +44,16 @@ def build(analysis: Analysis) -> Section | None:
     return Section(name="inference", title="Inference", lines=lines, items=items)
 
 
-def _workload(item: Inferred) -> Hashable:
+def _workload(inference: Inferred) -> Hashable:
     """Return what two rates must share to be points of one curve."""
     return (
-        item.model,
-        item.data,
-        tuple(item.splits),
-        item.batch_size,
-        item.machine,
-        tuple(sorted(item.accelerators)),
-        tuple(sorted(item.settings.items())),
+        inference.model,
+        inference.data,
+        tuple(inference.splits),
+        inference.batch_size,
+        inference.machine,
+        tuple(sorted(inference.accelerators)),
+        tuple(sorted(inference.settings.items())),
     )
 
 
@@ -65,19 +65,19 @@ def _varying(usable: Sequence[Inferred]) -> list[str]:
 
 def _rows(group: Sequence[Inferred], varying: Sequence[str], *, on_gpus: bool) -> list[tuple[Cell, ...]]:
     points: dict[tuple[int, int], list[Inferred]] = {}
-    for item in sorted(group, key=lambda item: (item.ranks, item.nodes)):
-        points.setdefault((item.ranks, item.nodes), []).append(item)
+    for inference in sorted(group, key=lambda inference: (inference.ranks, inference.nodes)):
+        points.setdefault((inference.ranks, inference.nodes), []).append(inference)
     base = next(iter(points.values()))
-    return [_row(own, base, varying) + (_gpus(own) if on_gpus else ()) for own in points.values()]
+    return [_row(runs, base, varying) + (_gpus(runs) if on_gpus else ()) for runs in points.values()]
 
 
-def _gpus(own: Sequence[Inferred]) -> tuple[Cell, ...]:
+def _gpus(runs: Sequence[Inferred]) -> tuple[Cell, ...]:
     """Return the devices of the calls, and their utilization."""
-    return listed(list(own[0].accelerators)), Interval.of(call.gpu_utilisation for call in own)
+    return listed(list(runs[0].accelerators)), Interval.of(call.gpu_utilisation for call in runs)
 
 
-def _row(own: Sequence[Inferred], base: Sequence[Inferred], varying: Sequence[str]) -> tuple[Cell, ...]:
-    first = own[0]
+def _row(runs: Sequence[Inferred], base: Sequence[Inferred], varying: Sequence[str]) -> tuple[Cell, ...]:
+    first = runs[0]
     return (
         first.model,
         f"{first.data}, {listed(first.splits)}",
@@ -86,19 +86,19 @@ def _row(own: Sequence[Inferred], base: Sequence[Inferred], varying: Sequence[st
         first.threads,
         first.batch_size,
         ", ".join(f"{key} {first.settings.get(key, '')}" for key in varying),
-        len(own),
-        Interval.of(call.images_per_second for call in own),
-        _efficiency(own, base),
-        Interval.of(call.batch_seconds_median for call in own),
-        Interval.of(call.batch_seconds_p99 for call in own),
-        Interval.of(call.first_batch_seconds for call in own),
+        len(runs),
+        Interval.of(call.images_per_second for call in runs),
+        _efficiency(runs, base),
+        Interval.of(call.batch_seconds_median for call in runs),
+        Interval.of(call.batch_seconds_p99 for call in runs),
+        Interval.of(call.first_batch_seconds for call in runs),
     )
 
 
-def _efficiency(own: Sequence[Inferred], base: Sequence[Inferred]) -> Bounds:
-    if own is base:
+def _efficiency(runs: Sequence[Inferred], base: Sequence[Inferred]) -> Bounds:
+    if runs is base:
         return Bounds(value=1.0, low=None, high=None)
-    ratio = welch_log_ratio(_per_rank(own), _per_rank(base))
+    ratio = welch_log_ratio(_per_rank(runs), _per_rank(base))
     return Bounds(value=ratio.value, low=ratio.low, high=ratio.high, n=min(ratio.n, ratio.n_base))
 
 
@@ -108,7 +108,7 @@ def _per_rank(items: Sequence[Inferred]) -> list[float]:
 
 def line(analysis: Analysis) -> str:
     """Return a sentence about the fastest point: the mean of its calls, since the fastest call may be a lucky one."""
-    usable = [item for item in analysis.inferences if item.usable]
+    usable = [inference for inference in analysis.inferences if inference.usable]
     if not usable:
         return "no call finished that was not resumed"
     points: dict[Hashable, list[Inferred]] = {}

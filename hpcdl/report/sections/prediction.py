@@ -53,29 +53,29 @@ def _sentences(document: Row) -> Iterator[str]:
         yield f"the most informative next run narrows the widest interval {widths}: {run['command']}"
 
 
-def _items(item: Outlook, name: str) -> list[Figure | Table]:
-    rows: Sequence[Row] = item.document["predictions"]
-    table = _forecasts(item, rows)
+def _items(outlook: Outlook, name: str) -> list[Figure | Table]:
+    rows: Sequence[Row] = outlook.document["predictions"]
+    table = _forecasts(outlook, rows)
     items: list[Figure | Table] = [
-        dataclasses.replace(forecast_figure(f"{name}-{measure}", measure, rows, item.counted, item.measured,
-                                            f"{item.subject}: "), table=table)
+        dataclasses.replace(forecast_figure(f"{name}-{measure}", measure, rows, outlook.counted, outlook.measured,
+                                            f"{outlook.subject}: "), table=table)
         for measure in ("throughput", "efficiency") if any(map(is_bounded, rows))
     ]  # fmt: skip
     items.append(table)
-    if item.document["backtest"]:
-        items.append(_backtest(item))
-    below = _below(item)
+    if outlook.document["backtest"]:
+        items.append(_backtest(outlook))
+    below = _below(outlook)
     return [*items, below] if below.rows else items
 
 
-def _forecasts(item: Outlook, rows: Sequence[Row]) -> Table:
+def _forecasts(outlook: Outlook, rows: Sequence[Row]) -> Table:
     columns = (
         Column(name="strategy"), Column(name="nodes", kind="count"), Column(name="workers", kind="count"),
-        Column(name="servers", kind="count"), Column(name="step", kind="seconds"), Column.rate(item.counted),
+        Column(name="servers", kind="count"), Column(name="step", kind="seconds"), Column.rate(outlook.counted),
         Column(name="efficiency", kind="percent"), Column(name="node-hours per epoch", kind="number"),
         Column(name="limited by"), Column(name="held-out error", kind="percent"),
     )  # fmt: skip
-    error = {test["strategy"]: test["error"] for test in item.document["backtest"]}
+    error = {test["strategy"]: test["error"] for test in outlook.document["backtest"]}
     cells: list[tuple[Cell, ...]] = [
         (
             row["strategy"] + (" *" if row["marks"] else ""), row["nodes"], row["workers"], row["servers"] or None,
@@ -90,7 +90,7 @@ def _forecasts(item: Outlook, rows: Sequence[Row]) -> Table:
         " size is missed when it is predicted from the smaller ones. * trust it less: `hpcdl predict` and the report's"
         " page say why."
     )
-    return Table(title=f"{item.subject}: predicted steps", columns=columns, rows=cells, note=note)
+    return Table(title=f"{outlook.subject}: predicted steps", columns=columns, rows=cells, note=note)
 
 
 def is_bounded(row: Row) -> bool:
@@ -98,13 +98,13 @@ def is_bounded(row: Row) -> bool:
     return row["step_seconds"]["mean"] is not None
 
 
-def _bounds(found: Mapping[str, float | None] | None) -> Cell:
-    if found is not None and found["mean"] is None:
+def _bounds(interval: Mapping[str, float | None] | None) -> Cell:
+    if interval is not None and interval["mean"] is None:
         return NOT_BOUNDED
-    return None if found is None else Bounds(value=found["mean"], low=found["low"], high=found["high"])
+    return None if interval is None else Bounds(value=interval["mean"], low=interval["low"], high=interval["high"])
 
 
-def _backtest(item: Outlook) -> Table:
+def _backtest(outlook: Outlook) -> Table:
     columns = (
         Column(name="strategy"), Column(name="workers", kind="count"), Column(name="measured", kind="seconds"),
         Column(name="predicted", kind="seconds"), Column(name="error", kind="percent"), Column(name="its interval"),
@@ -114,25 +114,25 @@ def _backtest(item: Outlook) -> Table:
             row["strategy"], row["workers"], row["measured"], row["predicted"], row["error"],
             "holds it" if row["covered"] else "misses it",
         )
-        for row in item.document["backtest"]
+        for row in outlook.document["backtest"]
     ]  # fmt: skip
     note = "The largest measured size of each strategy, predicted without it; a step's time."
-    return Table(title=f"{item.subject}: the test on held-out sizes", columns=columns, rows=rows, note=note)
+    return Table(title=f"{outlook.subject}: the test on held-out sizes", columns=columns, rows=rows, note=note)
 
 
-def _below(item: Outlook) -> Table:
+def _below(outlook: Outlook) -> Table:
     columns = (Column(name="strategy"), Column(name="nodes"), Column(name="90 %"))
     rows: list[tuple[Cell, ...]] = []
-    for row in item.document["crossings"]:
+    for row in outlook.document["crossings"]:
         if row["what"] != "best strategy":
             middle, low, high = (_nodes(row[key]) for key in ("nodes", "low", "high"))
             rows.append((row["strategy"], middle, f"[{low}, {high}]"))
-    title = f"{item.subject}: nodes from which efficiency is below 80 %"
+    title = f"{outlook.subject}: nodes from which efficiency is below 80 %"
     return Table(title=title, columns=columns, rows=rows, note="beyond: not on up to 4,096 nodes.")
 
 
-def _nodes(found: int | None) -> str:
-    return "beyond" if found is None else f"{found:,}"
+def _nodes(nodes: int | None) -> str:
+    return "beyond" if nodes is None else f"{nodes:,}"
 
 
 def forecast_figure(

@@ -42,13 +42,13 @@ def build(analysis: Analysis) -> Section | None:
     return Section(name="time", title="Where the time goes", lines=lines, items=items)
 
 
-def _label(modes: Collection[str], mode: str, name: str, item: Breakdown) -> str:
+def _label(modes: Collection[str], mode: str, name: str, breakdown: Breakdown) -> str:
     axis = "thread" if mode == "scale-up" else "worker"
-    return f"{name}, {counted(item.point.n, axis)}" + (f", {mode}" if len(modes) > 1 else "")
+    return f"{name}, {counted(breakdown.point.n, axis)}" + (f", {mode}" if len(modes) > 1 else "")
 
 
-def _table(found: Sequence[tuple[str, Breakdown]]) -> Table:
-    shown = [name for name in PARTS if any(name in breakdown.parts for _, breakdown in found)]
+def _table(breakdowns: Sequence[tuple[str, Breakdown]]) -> Table:
+    shown = [name for name in PARTS if any(name in breakdown.parts for _, breakdown in breakdowns)]
     columns = (
         Column(name="point"), Column(name="runs", kind="count"), Column(name="step", kind="seconds"),
         *(Column(name=name.replace("_", " "), kind="seconds") for name in shown),
@@ -59,20 +59,20 @@ def _table(found: Sequence[tuple[str, Breakdown]]) -> Table:
             label, breakdown.num_runs, breakdown.step_seconds, *(breakdown.parts.get(name) for name in shown),
             breakdown.imbalance_seconds, _share(breakdown),
         )
-        for label, breakdown in found
+        for label, breakdown in breakdowns
     ]  # fmt: skip
     note = "Communication share is (exposed communication + wait) / step."
     return Table(title="Seconds of a step", columns=columns, rows=rows, note=note)
 
 
-def _share(item: Breakdown) -> float | None:
-    if "exposed_communication" not in item.parts:
+def _share(breakdown: Breakdown) -> float | None:
+    if "exposed_communication" not in breakdown.parts:
         return None
-    return (item.parts["exposed_communication"] + item.parts.get("wait", 0.0)) / item.step_seconds
+    return (breakdown.parts["exposed_communication"] + breakdown.parts.get("wait", 0.0)) / breakdown.step_seconds
 
 
-def _lost_table(found: Sequence[tuple[str, Breakdown]]) -> Table | None:
-    losing = [(label, breakdown) for label, breakdown in found if breakdown.lost]
+def _lost_table(breakdowns: Sequence[tuple[str, Breakdown]]) -> Table | None:
+    losing = [(label, breakdown) for label, breakdown in breakdowns if breakdown.lost]
     if not losing:
         return None
     columns = (
@@ -87,18 +87,18 @@ def _lost_table(found: Sequence[tuple[str, Breakdown]]) -> Table | None:
     return Table(title="Lost efficiency by part", columns=columns, rows=rows, note=note)
 
 
-def _shares_figure(found: Sequence[tuple[str, Breakdown]], table: Table) -> Figure:
+def _shares_figure(breakdowns: Sequence[tuple[str, Breakdown]], table: Table) -> Figure:
     shares = {
-        name: [breakdown.parts.get(name, 0.0) / breakdown.step_seconds for _, breakdown in found] for name in PARTS
+        name: [breakdown.parts.get(name, 0.0) / breakdown.step_seconds for _, breakdown in breakdowns] for name in PARTS
     }
-    texts = [f"{label} {100 * (_share(breakdown) or 0):.0f} %" for label, breakdown in found]
+    texts = [f"{label} {100 * (_share(breakdown) or 0):.0f} %" for label, breakdown in breakdowns]
     return Figure(
         name="time-parts",
         title="Parts of a step",
         alt=f"Shares of a step by part; communication share: {listed(texts, 8)}.",
         x_label="share of the step",
         y_label="",
-        series=_stack(found, shares),
+        series=_stack(breakdowns, shares),
         table=table,
         y_percent=True,
     )
@@ -119,8 +119,8 @@ def _lost_figure(losing: Sequence[tuple[str, Breakdown]], table: Table) -> Figur
     )
 
 
-def _stack(found: Sequence[tuple[str, Breakdown]], shares: Mapping[str, Sequence[float]]) -> list[Series]:
-    labels = [label for label, _ in found]
+def _stack(breakdowns: Sequence[tuple[str, Breakdown]], shares: Mapping[str, Sequence[float]]) -> list[Series]:
+    labels = [label for label, _ in breakdowns]
     return [
         Series(label=name.replace("_", " "), x=labels, y=shares[name], style="stack", part=name)
         for name in PARTS

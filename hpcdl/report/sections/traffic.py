@@ -110,27 +110,27 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _sentence(item: Contestants) -> str:
+def _sentence(contest: Contestants) -> str:
     """Return which setting reached the accuracy common to all with the fewest bytes, and which with the most."""
     means = [
         (name, _mean([sent for sent in amounts if sent is not None]))
-        for name, runs in item.settings
-        if None not in (amounts := [bytes_to(run, item.target) for run in runs])
+        for name, runs in contest.settings
+        if None not in (amounts := [bytes_to(run, contest.target) for run in runs])
     ]
-    if item.target <= 0 or len(means) < 2:
+    if contest.target <= 0 or len(means) < 2:
         return ""
     (least, few), (most, many) = min(means, key=lambda pair: pair[1]), max(means, key=lambda pair: pair[1])
     return (
-        f"{item.subject}: to {100 * item.target:.0f} % accuracy a rank sent {format_bytes(few)} by {least}, and"
+        f"{contest.subject}: to {100 * contest.target:.0f} % accuracy a rank sent {format_bytes(few)} by {least}, and"
         f" {format_bytes(many)} by {most}, {many / few:,.3g} times as much."
     )
 
 
-def _figure(item: Contestants, number: int) -> Figure:
+def _figure(contest: Contestants, number: int) -> Figure:
     series, rows = [], []
-    most = max(sent_bytes(run) for _, runs in item.settings for run in runs)
+    most = max(sent_bytes(run) for _, runs in contest.settings for run in runs)
     unit, size = next((pair for pair in _UNITS if most >= pair[1]), ("B", 1))
-    for color, (name, runs) in enumerate(item.settings[:MOST_CURVES]):
+    for color, (name, runs) in enumerate(contest.settings[:MOST_CURVES]):
         run = max(runs, key=lambda one: len(_points(one)))
         points = [(step * (run.bytes_per_step or 0.0), value) for step, value in _points(run) if step > 0]
         series.append(
@@ -141,7 +141,7 @@ def _figure(item: Contestants, number: int) -> Figure:
         )  # fmt: skip
         rows += [(name, sent, value) for sent, value in points]
     ends = [f"{one.label} ends at {100 * one.y[-1]:.3g} % after {one.x[-1]:.3g} {unit}" for one in series]
-    title = f"Accuracy against bytes sent, {item.subject}"
+    title = f"Accuracy against bytes sent, {contest.subject}"
     columns = (
         Column(name="setting"),
         Column(name="sent by a rank", kind="bytes"),
@@ -161,22 +161,22 @@ def _figure(item: Contestants, number: int) -> Figure:
     )
 
 
-def _table(item: Contestants) -> Table:
-    target = f"to {100 * item.target:.0f} %"
+def _table(contest: Contestants) -> Table:
+    target = f"to {100 * contest.target:.0f} %"
     columns = (
         Column(name="setting"), Column(name="runs", kind="count"), Column(name="bytes per step and rank", kind="bytes"),
         Column(name="sent by a rank", kind="bytes"), Column(name="of the most", kind="percent"),
         Column(name="accuracy", kind="percent"), Column(name=f"sent {target}", kind="bytes"),
     )  # fmt: skip
-    most = max(_mean([sent_bytes(run) for run in runs]) for _, runs in item.settings)
+    most = max(_mean([sent_bytes(run) for run in runs]) for _, runs in contest.settings)
     rows: list[tuple[Cell, ...]] = []
-    for name, runs in item.settings:
+    for name, runs in contest.settings:
         sent = [sent_bytes(run) for run in runs]
-        reached = [bytes_to(run, item.target) for run in runs]
+        reached = [bytes_to(run, contest.target) for run in runs]
         finals = [final[0] for run in runs if (final := final_accuracy(run)) is not None]
         rows.append((
             name, len(runs), Interval.of(run.bytes_per_step for run in runs), Interval.of(sent), _mean(sent) / most,
             Interval.of(finals), None if None in reached else Interval.of(reached),
         ))  # fmt: skip
     note = f"{target[3:]}: the highest whole percentage that all settings reached, in the mean of runs; – where not."
-    return Table(title=f"What traffic buys, {item.subject}", columns=columns, rows=rows, note=note)
+    return Table(title=f"What traffic buys, {contest.subject}", columns=columns, rows=rows, note=note)

@@ -58,7 +58,7 @@ def _sentences(tuning: TunedNode, rate: Column) -> list[str]:
     ]
     failed = [attempt for attempt in tuning.attempts if attempt.images_per_second is None]
     if failed:
-        text = listed([f"{words(item.settings)} ({item.status})" for item in failed], 2)
+        text = listed([f"{words(trial.settings)} ({trial.status})" for trial in failed], 2)
         lines.append(f"{counted(len(failed), 'candidate')} failed: {text}.")
     return lines
 
@@ -122,12 +122,12 @@ def _attempts(tuning: TunedNode, which: str, rate: Column) -> Table:
     return Table(title=f"{which}Trials, the fastest first", columns=columns, rows=rows, note=note)
 
 
-def _attempt_row(item: TunedTrial, best: float) -> tuple[Cell, ...]:
-    speed = item.images_per_second
-    rate = None if speed is None else Interval(value=speed, half=item.ci95, n=item.n)
-    status = f"{item.status}: {item.message}" if item.message else item.status
-    text = words(item.settings) + (f" ({item.origin})" if item.origin else "")
-    return rate, None if speed is None else speed / best, item.n, item.memory_bytes_per_rank, status, text
+def _attempt_row(trial: TunedTrial, best: float) -> tuple[Cell, ...]:
+    speed = trial.images_per_second
+    rate = None if speed is None else Interval(value=speed, half=trial.ci95, n=trial.n)
+    status = f"{trial.status}: {trial.message}" if trial.message else trial.status
+    text = words(trial.settings) + (f" ({trial.origin})" if trial.origin else "")
+    return rate, None if speed is None else speed / best, trial.n, trial.memory_bytes_per_rank, status, text
 
 
 def _effects(tuning: TunedNode, which: str) -> list[Table]:

@@ -132,16 +132,16 @@ def allreduce(group: ScriptGroup, tensors: Sequence[Any], op: str) -> list[Any]:
     return list(results) if isinstance(results, list | tuple) else [results]
 
 
-def _of_others(group: ScriptGroup, own: Any) -> Any:
+def _of_others(group: ScriptGroup, tensor: Any) -> Any:
     """Return the product of all other ranks' elements, correct also if this rank's own are zero."""
 
-    def product(mine: Array) -> list[Array]:
-        rows = numpy.zeros((group.size, *mine.shape), mine.dtype)
-        rows[group.rank] = mine
+    def product(local: Array) -> list[Array]:
+        rows = numpy.zeros((group.size, *local.shape), local.dtype)
+        rows[group.rank] = local
         (everybody,) = reduce_arrays(group, [rows], "sum")
         return [numpy.prod(numpy.delete(everybody, group.rank, 0), 0)]
 
-    return _like(_in_turn(product, [own], [own.dtype]), [own])[0]
+    return _like(_in_turn(product, [tensor], [tensor.dtype]), [tensor])[0]
 
 
 def allgather(group: ScriptGroup, value: Any) -> Any:

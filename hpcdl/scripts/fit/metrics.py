@@ -123,9 +123,9 @@ def _of_all_ranks(batches: Sequence[Sequence[Array]], group: ScriptGroup, name: 
         yield gather_arrays(group, own_batch)
 
 
-def _by_rank(group: ScriptGroup, mine: Any) -> list[Any]:
+def _by_rank(group: ScriptGroup, value: Any) -> list[Any]:
     group.agree("hpcdl.Gathered")
-    rows: list[Any] = group.messages.allgather_json(mine)
+    rows: list[Any] = group.messages.allgather_json(value)
     return rows
 
 

@@ -69,8 +69,8 @@ def _first(batch: Any) -> Any:
     return batch[0] if isinstance(batch, tuple) else batch
 
 
-def _symbol_of(one: Any) -> Any:
-    array = one if hasattr(one, "shape") else numpy.asarray(one)
+def _symbol_of(value: Any) -> Any:
+    array = value if hasattr(value, "shape") else numpy.asarray(value)
     dtype = array.dtype.name if hasattr(array.dtype, "name") else str(array.dtype)
     return keras.KerasTensor((None, *array.shape[1:]), dtype=keras.backend.standardize_dtype(dtype))
 
@@ -270,9 +270,11 @@ def _batch_under_way(data: Any) -> Iterator[None]:
 def rows_of_batch(most: int | None = None) -> list[Any]:
     """Return the first `most` rows, or all, of every tensor of a fit's current batch; empty in a custom loop."""
     given = tf.nest.flatten(_batches[-1:], expand_composites=True)
-    rows = [one if most is None else one[:most] for one in given if tf.is_tensor(one) and one.shape.rank]
-    texts = [tf.strings.to_hash_bucket_fast(one, 1 << 62) for one in rows if one.dtype == tf.string]
-    return texts + [one for one in rows if one.dtype.is_floating or one.dtype.is_integer or one.dtype.is_bool]
+    rows = [tensor if most is None else tensor[:most] for tensor in given if tf.is_tensor(tensor) and tensor.shape.rank]
+    texts = [tf.strings.to_hash_bucket_fast(tensor, 1 << 62) for tensor in rows if tensor.dtype == tf.string]
+    return texts + [
+        tensor for tensor in rows if tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool
+    ]
 
 
 def _counting(train_step: Callable[[Any], Any], counters: Sequence[Any]) -> Callable[[Any], Any]:

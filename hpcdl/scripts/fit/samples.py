@@ -55,9 +55,9 @@ def warn_of_same_samples(group: ScriptGroup, model: Any, data: Any) -> SamplesOf
     first = group.keep("the first fit", lambda: [True])
     if not any(group.messages.allgather_json(_note_new(data, compared) or first[0])):
         return None
-    mine = _sketch(_arrays_of(data))
-    comes = mine is None and data is not None and not _arrays_of(data) and not _is_split(data)
-    sketches, come = zip(*group.messages.allgather_json([mine, comes]), strict=True)
+    own_sketch = _sketch(_arrays_of(data))
+    comes = own_sketch is None and data is not None and not _arrays_of(data) and not _is_split(data)
+    sketches, come = zip(*group.messages.allgather_json([own_sketch, comes]), strict=True)
     if all(sketch is not None for sketch in sketches) and (text := verdict(sketches)):
         warn_once(group, SAME_SAMPLES, text)
     begins, first[0] = first[0], False
@@ -116,8 +116,8 @@ class SamplesOfEpoch:
             keys = _mixed([_keys(*one, seed) for seed, one in enumerate(zip(rows, strides, strict=True))])
             self._number += len(keys)
             self._total = (self._total + int(keys.sum(dtype=numpy.uint64))) % 2**64
-            found = numpy.concatenate([self._smallest, keys])
-            self._smallest, inverse = numpy.unique(found, return_inverse=True)
+            smallest = numpy.concatenate([self._smallest, keys])
+            self._smallest, inverse = numpy.unique(smallest, return_inverse=True)
             counts = numpy.concatenate([self._counts, numpy.ones(len(keys), numpy.int64)])
             self._counts = numpy.bincount(inverse, counts).astype(numpy.int64)[:_MOST_KEYS]
             self._smallest = self._smallest[:_MOST_KEYS]

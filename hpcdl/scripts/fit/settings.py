@@ -37,10 +37,10 @@ def warn_of_other_settings(group: ScriptGroup, what: str, settings: Mapping[str,
     if group.size == 1:
         return
     group.agree("the settings of an optimizer or a model")
-    mine = dict(_leaves(settings))
-    if len(set(group.messages.allgather_json(zlib.crc32(repr(mine).encode())))) == 1:
+    local = dict(_leaves(settings))
+    if len(set(group.messages.allgather_json(zlib.crc32(repr(local).encode())))) == 1:
         return
-    first, *others = group.messages.allgather_json(mine)
+    first, *others = group.messages.allgather_json(local)
     for rank, other in enumerate(others, 1):
         for name in [*first, *other]:
             if first.get(name) != other.get(name):

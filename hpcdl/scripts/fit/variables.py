@@ -63,7 +63,7 @@ def _is_float(variable: Any) -> bool:
 def fixed_variables(model: Any) -> list[tuple[Any, str, bool]]:
     """Return the weights that no gradient moves, each with its combination and whether the script has chosen it."""
     fixed: dict[int, tuple[Any, str, bool]] = {}
-    weight_ids = {id(one) for one in model.weights}
+    weight_ids = {id(weight) for weight in model.weights}
     for layer, variable in declared_fixed(model):
         if id(variable) in weight_ids:
             chosen = getattr(variable, CHOSEN, None)

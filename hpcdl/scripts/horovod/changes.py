@@ -95,10 +95,10 @@ class _Script(ast.NodeVisitor):
     def _called(self, node: ast.AST) -> str:
         return _common(self._origin(node))
 
-    def _add(self, node: ast.AST, instead: str, found: str = "") -> None:
+    def _add(self, node: ast.AST, instead: str, source: str = "") -> None:
         first: int = getattr(node, "lineno", 1)
         last: int = getattr(node, "end_lineno", None) or first
-        text = found or " ".join(ast.unparse(node).split())
+        text = source or " ".join(ast.unparse(node).split())
         text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
         replacement = re.sub(r"\bhvd\b", self._alias, instead)
         self.changes.add(Change(line=first, last=last, found=text, instead=replacement))
@@ -370,9 +370,9 @@ class _Script(ast.NodeVisitor):
             self._saved_name(node, method)
         return handled
 
-    def _argument(self, one: ast.keyword, instead: str) -> None:
-        value = ast.unparse(one.value)
-        self._add(one, f"{instead}{value}" if instead.endswith("=") else instead, f"{one.arg}={value}")
+    def _argument(self, keyword: ast.keyword, instead: str) -> None:
+        value = ast.unparse(keyword.value)
+        self._add(keyword, f"{instead}{value}" if instead.endswith("=") else instead, f"{keyword.arg}={value}")
 
     def _arguments_of_horovod(self, node: ast.Call, called: str) -> list[ast.keyword]:
         """Report arguments that hpcdl's function of the same name lacks."""

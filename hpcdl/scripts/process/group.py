@@ -137,9 +137,9 @@ class ScriptGroup:
         same = active * squares == total * total  # Cauchy-Schwarz: equal only if all numbers are equal
         return float(header[2]), num_joined, (total // active if active else 0) if same else None
 
-    def _refuse_different_calls(self, mine: Sequence[str], names: Sequence[str] = ()) -> None:
+    def _refuse_different_calls(self, calls: Sequence[str], names: Sequence[str] = ()) -> None:
         """Raise an error that names the difference between the ranks. Collective."""
-        answers = self._control.allgather_json([list(mine), list(names), self.num_batches])
+        answers = self._control.allgather_json([list(calls), list(names), self.num_batches])
         texts: list[list[str]] = [text for text, *_ in answers]
         if empty := [rank for rank, text in enumerate(texts) if text[0] == _WITHOUT_BATCH]:
             raise UsageError(_message_without_batch(empty, [num_batches for *_, num_batches in answers]))

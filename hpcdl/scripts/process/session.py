@@ -79,17 +79,17 @@ def init(stall_timeout_s: float = 300.0) -> None:
     if _launched:
         _sessions.append(_launched[0])
         return
-    place = placement() or ALONE
-    joined = join(place)
+    process = placement() or ALONE
+    joined = join(process)
     process_end = folder = None
-    if place.size > 1:
+    if process.size > 1:
         process_end = ProcessEnd(communicator=joined, last=joined.duplicate(), watch=_watched(joined, stall_timeout_s))
         folder = process_end.watch.folder
         process_end.install()
     hosts = joined.allgather_json(joined.host)
     group = ScriptGroup(joined)
-    _settle_forks(place)
-    watch_training(place.size, functools.partial(_warn, joined.rank), is_initialized, under_run=False)
+    _settle_forks(process)
+    watch_training(process.size, functools.partial(_warn, joined.rank), is_initialized, under_run=False)
     _sessions.append(Session(communicator=joined, group=group, hosts=hosts, folder=folder, process_end=process_end))
 
 
@@ -117,30 +117,30 @@ def adopt(session: Session) -> None:
 
     _launched.append(session)
     _settle_forks(placement() or ALONE)
-    mine = session.communicator
+    former = session.communicator
 
     def warn(text: str) -> None:
-        _warn(mine.rank, text)
+        _warn(former.rank, text)
         if session.run is not None:
             session.run.warnings.append(text)
 
-    watch_training(mine.size, warn, is_initialized, under_run=True)
+    watch_training(former.size, warn, is_initialized, under_run=True)
 
 
-def _settle_forks(place: Placement) -> None:
+def _settle_forks(process: Placement) -> None:
     """Ensure that later forks are not ranks and that SIGTERM ends them: multiprocessing ends its processes by it."""
     if not _forks:
         os.register_at_fork(after_in_child=_begin_as_fork)
-    _forks[:] = [place]
+    _forks[:] = [process]
 
 
 def _begin_as_fork() -> None:
     # A rank's reaction to a signal (save, report that it was stopped) must not run in a process that loads its data.
     if str(getattr(signal.getsignal(signal.SIGTERM), "__module__", "")).startswith("hpcdl."):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    place = _forks[0]
-    if place.size > 1 and not _helpers:
-        _helpers.append(place)
+    process = _forks[0]
+    if process.size > 1 and not _helpers:
+        _helpers.append(process)
 
 
 def is_rank() -> bool:

@@ -67,9 +67,9 @@ class WrittenFiles:
 
 def _kept(paths: set[str], run_dir: Path) -> list[list[Any]]:
     """Return path and inode of regular files that still exist: not those of caches and of the run."""
-    found: list[list[Any]] = []
+    groups: list[list[Any]] = []
     for path in map(Path, sorted(paths)):
         hidden = any(part.startswith(".") or part in ("cache", "__pycache__") for part in path.parts)
         if not hidden and not path.is_relative_to(run_dir) and path.is_file():
-            found.append([str(path), path.stat().st_ino])
-    return found
+            groups.append([str(path), path.stat().st_ino])
+    return groups

@@ -290,7 +290,7 @@ class AllReduceWorker(Worker):
 
         def scale(flat: Any) -> Any:
             largest = largest_magnitude(flat)
-            return call_python(lambda mine: float16_scale(reduce(mine)[0]), [largest], largest.dtype)
+            return call_python(lambda largest_here: float16_scale(reduce(largest_here)[0]), [largest], largest.dtype)
 
         return scale
 
@@ -349,7 +349,7 @@ def pieces_of(bucket: Sequence[int], tensors: Sequence[Any]) -> list[BucketPart]
 
 def packed_order(tensors: Sequence[Any]) -> list[int]:
     """Return the order of `tensors` in their bucket: first those that can be used without a copy (`unpacked`)."""
-    return sorted(range(len(tensors)), key=lambda place: not _stays(tensors[place]))
+    return sorted(range(len(tensors)), key=lambda index: not _stays(tensors[index]))
 
 
 def unpacked(flat: Any, tensors: Sequence[Any]) -> list[Any]:

@@ -273,11 +273,11 @@ class FiniteGuard:
         place. If the sum of the bounds is finite, so are the sums of the gradients.
         """
 
-        def agree(mine: Array) -> bool:
-            largest = numpy.max(mine, keepdims=True).astype(numpy.float64)
+        def agree(bounds: Array) -> bool:
+            largest = numpy.max(bounds, keepdims=True).astype(numpy.float64)
             total(largest)
             if not largest[0] <= LARGEST_SUM:
-                self._judge([name for name, bound in zip(names, mine, strict=True) if not numpy.isfinite(bound)])
+                self._judge([name for name, bound in zip(names, bounds, strict=True) if not numpy.isfinite(bound)])
             return True
 
         return tf.ensure_shape(call_python(agree, [bounds], tf.bool), [])
@@ -312,17 +312,17 @@ class FiniteGuard:
         is_suspicious = tf.ensure_shape(suspicious, [])
         return if_ever(is_suspicious, lambda: tf.ensure_shape(call_python(judge, [], tf.bool), []), tf.constant(True))
 
-    def _judge(self, mine: list[str]) -> None:
+    def _judge(self, bad_names: list[str]) -> None:
         """Raise the error that applies; collective over the group."""
         at_step = "" if self.step is None else f" at step {self.step}"
-        if mine:
-            own_error = not_finite(mine, "the gradient", self.step, self._rank)
+        if bad_names:
+            own_error = not_finite(bad_names, "the gradient", self.step, self._rank)
         if self._group is None:
-            if mine:
+            if bad_names:
                 raise own_error
             return  # large, but finite: their squares overflowed
-        messages = self._group.allgather_json(str(own_error) if mine else "")
-        if mine:
+        messages = self._group.allgather_json(str(own_error) if bad_names else "")
+        if bad_names:
             raise own_error
         bad = next((rank for rank, word in enumerate(messages) if word), None)
         if bad is None:

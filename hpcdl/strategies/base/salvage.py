@@ -99,18 +99,18 @@ def origins_of(claims: Sequence[Claim | None]) -> list[Origin]:
     return [origin for origin in origins if origin.start < origin.stop]
 
 
-def gather_center(left: Communicator, own: CenterPart | None) -> Center | None:
+def gather_center(left: Communicator, part: CenterPart | None) -> Center | None:
     """Return the center, assembled from the parts on the ranks of `left`; None if there is none yet. Collective.
 
     The first rank, a worker, gets it; other workers get empty buffers for it, servers keep no more than their part.
     """
-    answers = left.allgather_json(None if own is None else own.claim)
+    answers = left.allgather_json(None if part is None else part.claim)
     claims = [None if answer is None else Claim(*answer) for answer in answers]
     origins = origins_of(claims)
     if not origins:
         return None
     has_velocity = any(claim is not None and claim.has_velocity for claim in claims)
-    room = 0 if own is not None and own.held else origins[-1].stop
+    room = 0 if part is not None and part.held else origins[-1].stop
     center = Center(
         values=numpy.zeros(room, numpy.float32),
         velocity=numpy.zeros(room, numpy.float32) if has_velocity else None,
@@ -118,11 +118,11 @@ def gather_center(left: Communicator, own: CenterPart | None) -> Center | None:
         num_copied=sum(span.stop - span.start for span in origins if not _claim(claims, span.rank).held),
         copied_count=max(claim.updates for claim in claims if claim is not None and not claim.held),
     )
-    start = 0 if own is None else own.start
-    _bring(left, origins, center.values, start, None if own is None else own.values)
+    start = 0 if part is None else part.start
+    _bring(left, origins, center.values, start, None if part is None else part.values)
     if center.velocity is not None:
         moving = [origin for origin in origins if _claim(claims, origin.rank).has_velocity]
-        _bring(left, moving, center.velocity, start, None if own is None else own.velocity)
+        _bring(left, moving, center.velocity, start, None if part is None else part.velocity)
     return center
 
 
@@ -132,13 +132,13 @@ def _claim(claims: Sequence[Claim | None], rank: int) -> Claim:
     return claim
 
 
-def _bring(left: Communicator, origins: Sequence[Origin], target: Array, start: int, own: Array | None) -> None:
-    """Fill `target` on the first rank with the elements of `origins`; this rank has `own`, from element `start` on."""
+def _bring(left: Communicator, origins: Sequence[Origin], target: Array, start: int, held: Array | None) -> None:
+    """Fill `target` on the first rank with the elements of `origins`; this rank has `held`, from element `start` on."""
     for origin in origins:
         part = slice(origin.start, origin.stop)
         if origin.rank == left.rank:
-            assert own is not None
-            elements = own[origin.start - start : origin.stop - start]
+            assert held is not None
+            elements = held[origin.start - start : origin.stop - start]
             if left.rank == 0:
                 target[part] = elements
             else:

@@ -59,11 +59,11 @@ def greedy(lengths: Sequence[int], num_servers: int) -> list[int]:
     return owners
 
 
-def _whole(place: Callable[[Sequence[int], int], list[int]]) -> Callable[[Sequence[int], int], Layout]:
-    """Return the layout of whole variables, each on the server from `place`; a bucket's buffer is ordered by server."""
+def _whole(assign: Callable[[Sequence[int], int], list[int]]) -> Callable[[Sequence[int], int], Layout]:
+    """Return the layout of whole variables, each on the server that `assign` gives; a bucket's buffer is ordered so."""
 
     def prepare(lengths: Sequence[int], num_servers: int) -> Layout:
-        owners = place(lengths, num_servers)
+        owners = assign(lengths, num_servers)
 
         def layout(members: Sequence[int]) -> Bucket:
             ordered = sorted(members, key=lambda index: owners[index])

@@ -70,13 +70,13 @@ def nesterov(weights: Array, velocity: Array, change: Array, rates: OuterRates) 
     weights -= change
 
 
-def mix(own: Array, outer: Array, share: float) -> None:
+def mix(weights: Array, outer: Array, share: float) -> None:
     """x_i <- (1 - s) x_i + s x: mix the `share` s of the outer weights into a worker's own; the paper's 1 - alpha."""
     if share == 1:  # the outer weights bit for bit, even if a worker's own are huge
-        own[:] = outer
+        weights[:] = outer
         return
-    own *= 1 - share
-    own += share * outer
+    weights *= 1 - share
+    weights += share * outer
 
 
 RULES: Mapping[str, Callable[[Array, Array, Array, OuterRates], None]] = {
@@ -160,40 +160,40 @@ class SharedWeights:
         """Whether all workers of this run exchange after `done` steps."""
         return self._meets_after(done) or done == self._num_steps
 
-    def exchange(self, own: Array) -> Array:
-        """Return the new shared weights in place of a worker's `own`, whose memory they take. Collective.
+    def exchange(self, local: Array) -> Array:
+        """Return the new shared weights in place of a worker's `local`, whose memory they take. Collective.
 
-        What follows the weights in `own` (moving statistics) is replaced by its mean over the workers. Between two
-        exchanges of all workers `own` is replaced by its mean over those of the node, and the shared weights stay.
+        What follows the weights in `local` (moving statistics) is replaced by its mean over the workers. Between two
+        exchanges of all workers `local` is replaced by its mean over those of the node, and the shared weights stay.
         """
-        own_weights = own[: self.weights.size]
+        own_weights = local[: self.weights.size]
         if not self.all_meet:
             numpy.subtract(self.weights, own_weights, out=own_weights)
-            self._average(own, self.node, self._node_workspace)
-            self._check_finite(own, self.variables)
+            self._average(local, self.node, self._node_workspace)
+            self._check_finite(local, self.variables)
             numpy.subtract(self.weights, own_weights, out=own_weights)
-            return own
+            return local
         self._note_distance(own_weights)
         numpy.subtract(self.weights, own_weights, out=own_weights)
-        self._average(own, self.group, self._workspace)
-        self._check_finite(own, self.variables)
+        self._average(local, self.group, self._workspace)
+        self._check_finite(local, self.variables)
         self._rule(self.weights, self._velocity, own_weights, self._rates())
         self._check_finite(self.weights, self.variables)
         own_weights[:] = self.weights
         self.last_exchange = self._step + 1
-        return own
+        return local
 
-    def meet(self, own: Array, done: int) -> Array:
+    def meet(self, local: Array, done: int) -> Array:
         """As `exchange`, of all workers after `done` steps, as at the end of a run. Collective.
 
-        If that step has ended with such an exchange already, `own` stays.
+        If that step has ended with such an exchange already, `local` stays.
         """
-        return own if self._meets_after(done) else self.repeat(own, done)
+        return local if self._meets_after(done) else self.repeat(local, done)
 
-    def repeat(self, own: Array, done: int) -> Array:
+    def repeat(self, local: Array, done: int) -> Array:
         """As `exchange`, of all remaining workers after `done` steps. Collective."""
         self._step, self.all_meet = done - 1, True
-        return self.exchange(own)
+        return self.exchange(local)
 
     def level(self, communicator: Communicator, root: int) -> None:
         """Take the shared weights, outer momentum and rates of `root`. Collective.
@@ -270,8 +270,8 @@ class SharedWeights:
         self._rate_sum, self._num_rates = 0.0, 0
         return OuterRates(outer=self._outer_rate, momentum=self._momentum, inner=inner)
 
-    def _note_distance(self, own: Array) -> None:
-        this_distance = distance(own, self.weights)
+    def _note_distance(self, local: Array) -> None:
+        this_distance = distance(local, self.weights)
         if math.isfinite(this_distance):  # JSON cannot hold non-finite numbers
             self._distances.add(this_distance)
             self._last_distance = this_distance

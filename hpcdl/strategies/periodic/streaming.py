@@ -100,34 +100,34 @@ class StreamedWeights(SharedWeights):
         super().before_step(step, learning_rate)
         return self._comes(step + 1) or bool(self._leaving(step + 1))
 
-    def exchange(self, own: Array) -> Array:
-        """Return a worker's `own` weights and statistics, with the fragments merged that are due. Collective.
+    def exchange(self, local: Array) -> Array:
+        """Return a worker's `local` weights and statistics, with the fragments merged that are due. Collective.
 
-        The memory of `own` is reused.
+        The memory of `local` is reused.
         """
         num_done = self._step + 1
         if self._comes(num_done):
-            self._merge(own)
+            self._merge(local)
         leaving = self._leaving(num_done)
         if leaving:
-            self._note_distance(own[: self.weights.size])
+            self._note_distance(local[: self.weights.size])
         for fragment in leaving:
-            self._send(fragment, own, num_done)
+            self._send(fragment, local, num_done)
             if self._comes(num_done):
-                self._merge(own)
-        return own
+                self._merge(local)
+        return local
 
-    def meet(self, own: Array, done: int) -> Array:
+    def meet(self, local: Array, done: int) -> Array:
         """As `exchange` after a run's last step: exchange and merge every fragment once. Collective."""
         self._step = done - 1
         sent = self._leaving(done)
         if self._flight is not None:
-            self._merge(own)
+            self._merge(local)
         for fragment in range(len(self._parts)):
             if fragment not in sent:
-                self._send(fragment, own, done)
-                self._merge(own)
-        return own
+                self._send(fragment, local, done)
+                self._merge(local)
+        return local
 
     def state(self) -> dict[str, Array]:
         """Return the state for a checkpoint, with a mean change not merged yet, after waiting for it. Collective."""
@@ -168,11 +168,11 @@ class StreamedWeights(SharedWeights):
         """Whether the fragment in progress is merged after `done` steps."""
         return self._flight is not None and done in (self._flight.due, self._num_steps)
 
-    def _send(self, fragment: int, own: Array, done: int) -> None:
+    def _send(self, fragment: int, local: Array, done: int) -> None:
         """Send a fragment: algorithm 2, lines 7 and 8."""
         parts, statistics = self._parts[fragment], self._statistics[fragment]
-        weights, own_weights = _gathered(self.weights, parts), _gathered(own, parts)
-        change = numpy.concatenate([weights - own_weights, *(own[part] for part in statistics)])
+        weights, own_weights = _gathered(self.weights, parts), _gathered(local, parts)
+        change = numpy.concatenate([weights - own_weights, *(local[part] for part in statistics)])
         self._flight = Flight(fragment=fragment, due=done + self._overlap, change=change)
         if self._compress == "none":
             self._background.start(lambda: self._average(change, self.group, self._workspace, fragment))
@@ -182,12 +182,12 @@ class StreamedWeights(SharedWeights):
         else:
             self._background.start(lambda: self._average_in_half(own_weights, weights, change, fragment))
 
-    def _average_in_half(self, mine: Array, weights: Array, change: Array, fragment: int) -> None:
+    def _average_in_half(self, local: Array, weights: Array, change: Array, fragment: int) -> None:
         """As `_average`, with the weights' part of `change` in 16 bits per element."""
         sent = HalfDifferences(self._compress)
         sent.start(weights.size)
         began_s = time.monotonic()
-        sent.exchange(mine, weights, lambda buffer, add: auto.allreduce(self.group, buffer, self._workspace, add))
+        sent.exchange(local, weights, lambda buffer, add: auto.allreduce(self.group, buffer, self._workspace, add))
         recorder_of(self.group).span(
             BUCKET, began_s, time.monotonic(), num_bytes=HALF_BYTES * weights.size, bucket=fragment
         )
@@ -211,7 +211,7 @@ class StreamedWeights(SharedWeights):
         if statistics.size:
             self._average(statistics, self.group, self._workspace, fragment)
 
-    def _merge(self, own: Array) -> None:
+    def _merge(self, local: Array) -> None:
         """Merge the fragment: algorithm 2, lines 11 to 13; statistics are mixed like weights."""
         flight, self._flight = self._flight, None
         assert flight is not None
@@ -225,9 +225,9 @@ class StreamedWeights(SharedWeights):
         self._check_finite(weights, names)
         _scatter(velocity, self._velocity, parts)
         _scatter(weights, self.weights, parts)
-        mixed = _gathered(own, [*parts, *statistics])
+        mixed = _gathered(local, [*parts, *statistics])
         mix(mixed, numpy.concatenate([weights, flight.change[weights.size :]]), self._mixing)
-        _scatter(mixed, own, [*parts, *statistics])
+        _scatter(mixed, local, [*parts, *statistics])
 
     def _fragment(self, name: str) -> int:
         return self._fragment_of.get(layer_of(name), 0)

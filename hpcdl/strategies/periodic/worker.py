@@ -311,8 +311,8 @@ class PeriodicWorker(Worker):
                 "ones; use --strategy ring"
             )
 
-    def _exchanged(self, own: Array) -> tuple[Array, bool]:
-        return self._shared.exchange(own), self._shared.all_meet
+    def _exchanged(self, weights: Array) -> tuple[Array, bool]:
+        return self._shared.exchange(weights), self._shared.all_meet
 
 
 def shared_weights(context: Context) -> SharedWeights:
@@ -333,9 +333,9 @@ def take_shared(averaged: Sequence[Any], ended: Sequence[Any], exchange: Callabl
     `exchange` also returns whether all workers took part. Returns its seconds, float64.
     """
 
-    def timed(own: Array) -> tuple[Array, Any, Any]:
+    def timed(local: Array) -> tuple[Array, Any, Any]:
         began_s = time.monotonic()
-        weights, all_met = exchange(own)
+        weights, all_met = exchange(local)
         return weights, numpy.float64(time.monotonic() - began_s), numpy.bool_(all_met)
 
     weights, took_s, all_met = call_python(timed, [one_buffer(averaged)], [tf.float32, tf.float64, tf.bool])

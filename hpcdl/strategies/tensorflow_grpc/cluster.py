@@ -175,8 +175,8 @@ def _listening(port: int) -> list[socket.socket]:
     return list(sockets.values())
 
 
-def _port_of(place: str) -> int:
-    return int(place.rpartition(":")[2], 16)
+def _port_of(address: str) -> int:
+    return int(address.rpartition(":")[2], 16)
 
 
 LOOPBACK = "127.0.0.1"

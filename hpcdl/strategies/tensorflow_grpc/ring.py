@@ -92,7 +92,9 @@ class CollectiveWorker(Worker):
         """Average, then apply."""
         if self.checks_finite:
             # TensorFlow's collectives take minutes to fail if one rank is missing: this error ends the job earlier.
-            with tf.control_dependencies([self._guard.before_exchange(gradients, [item.path for item in variables])]):
+            with tf.control_dependencies(
+                [self._guard.before_exchange(gradients, [variable.path for variable in variables])]
+            ):
                 gradients = [tf.identity(gradient) for gradient in gradients]
         averaged = self._reduce(gradients, "MEAN")
         with tf.control_dependencies(averaged):

@@ -138,16 +138,16 @@ class FieldSource:
         values: list[Array] = []
         for number, reader in enumerate(self._readers):
             at = part * count + number
-            place = facts.arrays[at]
-            dtype = np.dtype(place.dtype)
+            stored = facts.arrays[at]
+            dtype = np.dtype(stored.dtype)
             first, length = sample, 1
-            if place.offsets:
-                starts = self._starts_of(place.offsets)
+            if stored.offsets:
+                starts = self._starts_of(stored.offsets)
                 first, length = int(starts[sample]), int(starts[sample + 1] - starts[sample])
-            size = int(np.prod(place.shape)) * dtype.itemsize
-            content = reader.read(place.file, facts.stamps[at], place.offset + first * size, length * size)
+            size = int(np.prod(stored.shape)) * dtype.itemsize
+            content = reader.read(stored.file, facts.stamps[at], stored.offset + first * size, length * size)
             values.append(
-                np.frombuffer(content, dtype).reshape((length, *place.shape) if place.offsets else place.shape)
+                np.frombuffer(content, dtype).reshape((length, *stored.shape) if stored.offsets else stored.shape)
             )
         return values
 
@@ -157,14 +157,21 @@ class FieldSource:
             return None
         count, part = len(facts.fields), int(rows[0]["file"])
         places = facts.arrays[part * count : (part + 1) * count]
-        alike = all(np.dtype(place.dtype) == np.dtype(dtype) for place, dtype in zip(places, dtypes, strict=False))
-        if len(places) != count or not alike or any(place.offsets for place in places) or (rows["file"] != part).any():
+        alike = all(np.dtype(stored.dtype) == np.dtype(dtype) for stored, dtype in zip(places, dtypes, strict=False))
+        if (
+            len(places) != count
+            or not alike
+            or any(stored.offsets for stored in places)
+            or (rows["file"] != part).any()
+        ):
             return None
         self._readers = self._readers or [FlatFiles() for _ in range(count)]
         blocks = []
-        for number, (place, reader) in enumerate(zip(places, self._readers, strict=True)):
-            out = np.empty((len(rows), *place.shape), place.dtype)
-            if not reader.read_rows(place.file, facts.stamps[part * count + number], place.offset, rows["place"], out):
+        for number, (stored, reader) in enumerate(zip(places, self._readers, strict=True)):
+            out = np.empty((len(rows), *stored.shape), stored.dtype)
+            if not reader.read_rows(
+                stored.file, facts.stamps[part * count + number], stored.offset, rows["place"], out
+            ):
                 return None
             blocks.append(out)
         return blocks
@@ -173,8 +180,8 @@ class FieldSource:
         """Return the length of field `number` of each row's sample along its first axis."""
         result = np.empty(len(rows), np.int64)
         for at, row in enumerate(rows):
-            place = facts.arrays[int(row["file"]) * len(facts.fields) + number]
-            starts = self._starts_of(place.offsets)
+            stored = facts.arrays[int(row["file"]) * len(facts.fields) + number]
+            starts = self._starts_of(stored.offsets)
             result[at] = starts[int(row["place"]) + 1] - starts[int(row["place"])]
         return result
 
@@ -182,12 +189,12 @@ class FieldSource:
         """Return the number of the sample, and its file; for an image file its position."""
         if not facts.fields:
             return self.describe_picture(int(row["place"]), facts.files[int(row["file"])])
-        place = facts.arrays[int(row["file"]) * len(facts.fields)] if facts.arrays else None
-        return f"sample {int(row['place'])}" + (f" of {Path(place.file).name}" if place else "")
+        stored = facts.arrays[int(row["file"]) * len(facts.fields)] if facts.arrays else None
+        return f"sample {int(row['place'])}" + (f" of {Path(stored.file).name}" if stored else "")
 
-    def describe_picture(self, place: int, file: str) -> str:
+    def describe_picture(self, index: int, file: str) -> str:
         """Return the name for messages of an image file stored in one of the source's files."""
-        return f"image at byte {place} of {Path(file).name}"
+        return f"image at byte {index} of {Path(file).name}"
 
     def placed(self, values: Array, offsets: Array | None = None, *, text: bool = False) -> PlacedArray:
         """Store an array made from the source in the work folder."""
@@ -230,7 +237,7 @@ class FieldSource:
         """Divide `parts` by the splits in their arrays' names; unused arrays are added to `remarks`."""
         return divided(parts, self._spec, [*self.inputs, *self.targets], remarks)
 
-    def not_finite(self, item: Field, array: PlacedArray) -> Array:
+    def not_finite(self, field: Field, array: PlacedArray) -> Array:
         """Return whether a value of each sample is NaN or infinity."""
         bad_chunks = [~np.isfinite(chunk).reshape(len(chunk), -1).all(1) for chunk in array.chunks()]
         lines = np.concatenate([np.zeros(0, np.bool_), *bad_chunks])
@@ -241,9 +248,9 @@ class FieldSource:
         holds: Array = before[starts[1:]] > before[starts[:-1]]
         return holds
 
-    def as_fed(self, item: Field, arrays: Sequence[PlacedArray]) -> str:
+    def as_fed(self, field: Field, arrays: Sequence[PlacedArray]) -> str:
         """Describe how training changes a field's numbers; empty if it does not."""
-        return as_fed(item, arrays)
+        return as_fed(field, arrays)
 
     def _starts_of(self, name: str) -> npt.NDArray[np.int64]:
         if name not in self._starts:

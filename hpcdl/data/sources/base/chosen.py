@@ -163,4 +163,4 @@ def _part_without_split(part: str) -> str:
     if split_in(part) is None:
         return part
     kept = [piece for piece in re.split(r"([_.-]+)", part) if not split_in(piece)]
-    return re.sub(r"[_.-]+", lambda found: found[0][0], "".join(kept)).strip("_.-")
+    return re.sub(r"[_.-]+", lambda match: match[0][0], "".join(kept)).strip("_.-")

@@ -66,7 +66,7 @@ class WordColumn:
 
         A word that occurs only in another split is refused: no model would have learnt it.
         """
-        placed = {split: place() for split, place in self.places.items()}
+        placed = {split: load() for split, load in self.places.items()}
         first = "train" if "train" in placed else next(iter(placed))
         words = self._own(placed[first]) if self.words is None else list(self.words)
         if self.coding == "one-hot" and len(words) > MOST_ONE_HOT:
@@ -252,8 +252,8 @@ class ColumnSource(FieldSource):
         if packed:
             facts = dataclasses.replace(facts, remarks=[*facts.remarks, *_same_as_target(facts, packed)])
             fields = [
-                dataclasses.replace(item, columns=list(packed)) if item.name == field_name(name) else item
-                for item in facts.fields
+                dataclasses.replace(field, columns=list(packed)) if field.name == field_name(name) else field
+                for field in facts.fields
             ]
             remark = f"{field_name(name)}: the columns {some(packed)}"
             facts = dataclasses.replace(facts, fields=fields, remarks=[remark, *facts.remarks])
@@ -287,9 +287,9 @@ class ColumnSource(FieldSource):
             )
             words[name] = column.settled()
             for split in made:
-                place = functools.partial(self._coded, column, split, words[name])
+                load = functools.partial(self._coded, column, split, words[name])
                 width = len(words[name].words) if coding == "one-hot" else 1
-                made[split][name] = TableColumn(shown=coding, kind="number", place=place, numbers=place, width=width)
+                made[split][name] = TableColumn(shown=coding, kind="number", place=load, numbers=load, width=width)
         return made, words
 
     def _coded(self, column: WordColumn, split: str, kept: Categories) -> PlacedArray:
@@ -317,11 +317,11 @@ class ColumnSource(FieldSource):
         ]
         fields = []
         remarks = list(facts.remarks)
-        for item in facts.fields:
-            alone = [words[paths[item.name]]] if paths.get(item.name) in words else []
-            own = [] if item.role != "input" else together if packed else alone
-            fields.append(dataclasses.replace(item, categories=own))
-            remarks += [remarks_on(kept, item.name) for kept in own]
+        for field in facts.fields:
+            alone = [words[paths[field.name]]] if paths.get(field.name) in words else []
+            own = [] if field.role != "input" else together if packed else alone
+            fields.append(dataclasses.replace(field, categories=own))
+            remarks += [remarks_on(kept, field.name) for kept in own]
         return dataclasses.replace(facts, fields=fields, remarks=remarks)
 
     def _together(self, names: list[str], numbers: list[Callable[[], PlacedArray]]) -> PlacedArray:
@@ -349,10 +349,10 @@ class ColumnSource(FieldSource):
         step = max(1, _STACKED // sum(widths))
         for first in range(0, num_rows, step):
             rows = np.empty((min(step, num_rows - first), sum(widths)), np.float32)
-            for place, width, column in zip(places, widths, columns, strict=False):
+            for start, width, column in zip(places, widths, columns, strict=False):
                 at = column.offset + first * width * column.dtype.itemsize
                 values = np.fromfile(column.path, column.dtype, len(rows) * width, offset=at)
-                rows[:, place : place + width] = values.reshape(len(rows), width)
+                rows[:, start : start + width] = values.reshape(len(rows), width)
             yield rows
 
     def _packed(self, columns: Mapping[str, TableColumn]) -> tuple[list[str], str]:
@@ -396,7 +396,10 @@ class ColumnSource(FieldSource):
                 f"{self._location}: is the column {shown(id_column)} a feature, or a number of the rows? Give "
                 f"--leave-out {typed(id_column)}, or name the inputs, each with --input COLUMN=NAME"
             )
-        group = next((own for own in inputs if names_group(own) and own not in self._coded_columns()), None)
+        group = next(
+            (candidate for candidate in inputs if names_group(candidate) and candidate not in self._coded_columns()),
+            None,
+        )
         if group is not None:
             raise SourceError(
                 f"{self._location}: is the column {shown(group)} a feature, or does it say which rows belong together? "

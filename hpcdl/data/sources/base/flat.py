@@ -197,8 +197,8 @@ class EncodedFiles:
         """Add the images of a file: (offset, size in bytes, label) each."""
         row_numbers, sizes, labels = array("q"), array("q"), []
         shared: dict[Any, Any] = {}
-        for place, size, label in samples:
-            row_numbers.append(place)
+        for offset, size, label in samples:
+            row_numbers.append(offset)
             sizes.append(size)
             labels.append(shared.setdefault(label, label) if type(label) in (int, str) else label)
         rows = np.zeros(len(labels), ROW)
@@ -316,17 +316,17 @@ def _with_suffix(folder: Path, suffixes: Sequence[str]) -> list[Path]:
     return [path for path in paths if path.name.lower().endswith(tuple(suffixes))]
 
 
-def numbered(found: Array) -> tuple[list[str], list[str]]:
-    """Return the class names of labels `found` (sorted), and a remark if labels are renumbered.
+def numbered(labels: Array) -> tuple[list[str], list[str]]:
+    """Return the class names of labels `labels` (sorted), and a remark if labels are renumbered.
 
     Labels that begin with 0 keep their numbers, even if a few are missing.
     """
-    if not len(found) or found[0] == 0:
-        return class_numbers(int(found[-1]) + 1 if len(found) else 0), []
-    pairs = ", ".join(f"{value} -> {number}" for number, value in enumerate(found[:_MAPPED_SHOWN].tolist()))
-    more = ", ..." if len(found) > _MAPPED_SHOWN else ""
+    if not len(labels) or labels[0] == 0:
+        return class_numbers(int(labels[-1]) + 1 if len(labels) else 0), []
+    pairs = ", ".join(f"{value} -> {number}" for number, value in enumerate(labels[:_MAPPED_SHOWN].tolist()))
+    more = ", ..." if len(labels) > _MAPPED_SHOWN else ""
     remarks = f"{RENUMBERED}: {pairs}{more}; the old ones are the classes' names"
-    return [str(value) for value in found.tolist()], [remarks]
+    return [str(value) for value in labels.tolist()], [remarks]
 
 
 def spellings(labels: Iterable[str], target_kind: str, where: str) -> dict[int, str] | None:

@@ -308,7 +308,7 @@ class FolderWalk:
         chosen: ClassFolder,
         below: str,
         split: str,
-        found: dict[str, list[FoundFile]],
+        files: dict[str, list[FoundFile]],
         above: tuple[tuple[int, int], ...],
     ) -> None:
         folder = self._root / chosen.path / below
@@ -318,11 +318,11 @@ class FolderWalk:
             self._own = self._own or bool(inside.entries)
             self._below.update(dict.fromkeys(inside.folders))
         prefix = f"{below}/" if below else ""
-        found.setdefault(split, []).extend((prefix + entry.name, entry) for entry in inside.entries)
+        files.setdefault(split, []).extend((prefix + entry.name, entry) for entry in inside.entries)
         _ask_of_masks(folder, inside.folders, self._spec)
         for name in inside.folders:
             inner_split = self._split_of(chosen, folder / name, split)
-            self._walk(chosen, prefix + name, inner_split, found, seen)
+            self._walk(chosen, prefix + name, inner_split, files, seen)
 
     def _split_of(self, chosen: ClassFolder, folder: Path, split: str) -> str:
         """Return the split of a folder within a class: the class's, unless the folder is named after a split."""

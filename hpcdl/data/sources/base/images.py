@@ -370,17 +370,17 @@ class PictureField:
         role = "target" if self._mask else "input"
         return Field(name=name, role=role, dtype=dtype, shape=shape)
 
-    def read(self, content: Content, item: Field) -> Array:
+    def read(self, content: Content, field: Field) -> Array:
         """Return the pixels of a file."""
 
         if self._mask:
             pixels = decode_mask(content, size=self._size)
         else:
-            pixels = decode(content, size=self._size, channels=item.shape[-1], dtype=item.dtype)
-        if pixels.shape != tuple(item.shape):
+            pixels = decode(content, size=self._size, channels=field.shape[-1], dtype=field.dtype)
+        if pixels.shape != tuple(field.shape):
             raise UnreadableSample(
-                f"its size is {pixels.shape[0]}x{pixels.shape[1]}, the first one's {item.shape[0]}x{item.shape[1]}; "
-                f"give --image-size {item.shape[0]}x{item.shape[1]}"
+                f"its size is {pixels.shape[0]}x{pixels.shape[1]}, the first one's {field.shape[0]}x{field.shape[1]}; "
+                f"give --image-size {field.shape[0]}x{field.shape[1]}"
             )
         return np.asarray(pixels)
 

@@ -383,10 +383,10 @@ class IndexWriter:
     ) -> None:
         """Append samples that are files, each with name and state; `file` and `label` are common to all or one each."""
         rows = np.zeros(len(entries), ROW)
-        place = self._names.tell()
+        start = self._names.tell()
         for row, (name, stat) in zip(rows, entries, strict=True):
-            row["place"], row["size"], row["stamp"] = place, stat.st_size, stat.st_mtime_ns
-            place += len(name) + 1
+            row["place"], row["size"], row["stamp"] = start, stat.st_size, stat.st_mtime_ns
+            start += len(name) + 1
             self.note(stat)
         rows["label"], rows["file"] = label, file
         content = b"".join(name + b"\0" for name, _ in entries)
@@ -450,9 +450,9 @@ class Index:
             offset += len(content)
             yield np.frombuffer(content, ROW)
 
-    def name(self, place: int) -> bytes:
-        """Return the name that starts at `place`."""
-        content = os.pread(self._descriptor("names"), 4096, place)
+    def name(self, start: int) -> bytes:
+        """Return the name that starts at `start`."""
+        content = os.pread(self._descriptor("names"), 4096, start)
         return content.partition(b"\0")[0]
 
     def numbers(self, split: str, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

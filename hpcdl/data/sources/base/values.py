@@ -89,19 +89,19 @@ def numbers_in(known: Array, values: Array, *, floats: bool) -> Array:
     return numbers
 
 
-def marks_of_missing(item: Field, arrays: Sequence[PlacedArray]) -> str:
+def marks_of_missing(field: Field, arrays: Sequence[PlacedArray]) -> str:
     """Describe a number that often stands for a missing one, far from all others at its place; empty if none does.
 
     Looks at the first GiB of each array. The pixels of a picture or a volume count as one place.
     """
-    if item.kind != "numbers" or not all(array.stored for array in arrays):
+    if field.kind != "numbers" or not all(array.stored for array in arrays):
         return ""
 
     def rows() -> Iterator[Array]:
         for chunk in (chunk for array in arrays for chunk in itertools.islice(array.chunks(), LOOKED_AT)):
-            yield chunk.reshape(-1, 1) if len(item.shape) > 1 else chunk.reshape(len(chunk), -1)
+            yield chunk.reshape(-1, 1) if len(field.shape) > 1 else chunk.reshape(len(chunk), -1)
 
-    return mark_of_missing(item.name, np.dtype(item.dtype), rows)
+    return mark_of_missing(field.name, np.dtype(field.dtype), rows)
 
 
 def mark_of_missing(name: str, dtype: np.dtype[Any], rows: Callable[[], Iterable[Array]]) -> str:
@@ -114,7 +114,10 @@ def mark_of_missing(name: str, dtype: np.dtype[Any], rows: Callable[[], Iterable
     bounds = [(np.fmin.reduce(values), np.fmax.reduce(values)) for values in rows() if len(values)]
     if not bounds:
         return ""
-    low, high = np.fmin.reduce([own for own, _ in bounds]), np.fmax.reduce([own for _, own in bounds])
+    low, high = (
+        np.fmin.reduce([smallest for smallest, _ in bounds]),
+        np.fmax.reduce([smallest for _, smallest in bounds]),
+    )
     if low.min() == high.max() and sum(map(len, rows())) > 1:
         return f"{name}: every value is {low[0]:g}: there is nothing to learn from it"
     mark = np.where(np.isin(low, marks), low, high)
@@ -140,28 +143,30 @@ def mark_of_missing(name: str, dtype: np.dtype[Any], rows: Callable[[], Iterable
     )
 
 
-def as_fed(item: Field, arrays: Sequence[PlacedArray]) -> str:
+def as_fed(field: Field, arrays: Sequence[PlacedArray]) -> str:
     """Describe how training changes a field's numbers; empty if it does not."""
-    if item.kind != "numbers":
+    if field.kind != "numbers":
         return ""
-    if item.role == "target" and len(item.shape) > 1 and np.dtype(item.dtype).kind in "iu":
+    if field.role == "target" and len(field.shape) > 1 and np.dtype(field.dtype).kind in "iu":
         chunks = (itertools.islice(array.chunks(), LOOKED_AT) for array in arrays if array.stored)
-        return mask_with_gaps(item.name, itertools.chain.from_iterable(chunks))
-    if item.dtype == "float64":
+        return mask_with_gaps(field.name, itertools.chain.from_iterable(chunks))
+    if field.dtype == "float64":
         coarse = rounded_away(chunk for array in arrays for chunk in array.chunks())
-        scaled = " unless --normalise scales them first" if item.role == "input" else ""
-        return f"{item.name}: {coarse} in training{scaled}" if coarse else ""
-    if item.role != "input":
+        scaled = " unless --normalise scales them first" if field.role == "input" else ""
+        return f"{field.name}: {coarse} in training{scaled}" if coarse else ""
+    if field.role != "input":
         return ""
-    if item.dtype == "uint8":
-        what = "scaled to 0..1, as pictures are" if is_picture(item.shape) else "fed as they are"
-        return f"{item.name}: bytes, {what} in training; train --scale chooses"
-    if np.dtype(item.dtype).kind in "iu":
+    if field.dtype == "uint8":
+        what = "scaled to 0..1, as pictures are" if is_picture(field.shape) else "fed as they are"
+        return f"{field.name}: bytes, {what} in training; train --scale chooses"
+    if np.dtype(field.dtype).kind in "iu":
         most = max(largest(chunk) for array in arrays for chunk in array.chunks())
         if most > EXACT:
-            return f"{item.name}: whole numbers up to {most}, and training rounds those over {EXACT} to float32"
-        if most > 1 and is_picture(item.shape):
-            return f"{item.name}: {item.dtype} up to {most}, fed as they are; pixels saved as uint8 are scaled to 0..1"
+            return f"{field.name}: whole numbers up to {most}, and training rounds those over {EXACT} to float32"
+        if most > 1 and is_picture(field.shape):
+            return (
+                f"{field.name}: {field.dtype} up to {most}, fed as they are; pixels saved as uint8 are scaled to 0..1"
+            )
     return ""
 
 

@@ -183,8 +183,8 @@ class ReaderSource(FieldSource):
         # Classes are stored as numbers, but the reader may return their names.
         stored_fields = self._kept_fields(row, facts, direct)
         return [
-            fitting(values[key], tuple(item.shape)) if again else stored_field
-            for key, item, again, stored_field in zip(facts.files, facts.fields, direct, stored_fields, strict=False)
+            fitting(values[key], tuple(field.shape)) if again else stored_field
+            for key, field, again, stored_field in zip(facts.files, facts.fields, direct, stored_fields, strict=False)
         ]
 
     def describe(self, row: Any, facts: SourceFacts, index: Index) -> str:
@@ -198,18 +198,18 @@ class ReaderSource(FieldSource):
         """Return the parts unchanged: names of a sample's values do not say splits."""
         return list(parts)
 
-    def not_finite(self, item: Field, array: PlacedArray) -> Array:
+    def not_finite(self, field: Field, array: PlacedArray) -> Array:
         """Return whether a value of each sample is NaN or infinity; as noted while listing if it is not stored."""
         if array.path.name.endswith(DIRECT):
             return np.fromfile(array.path, np.bool_)
-        return super().not_finite(item, array)
+        return super().not_finite(field, array)
 
-    def as_fed(self, item: Field, arrays: Sequence[PlacedArray]) -> str:
+    def as_fed(self, field: Field, arrays: Sequence[PlacedArray]) -> str:
         """Describe how training changes a field's numbers; if they are not stored, by their type only."""
-        if not any(array.path.name.endswith(DIRECT) for array in arrays) or item.dtype == "uint8":
-            return super().as_fed(item, arrays)
-        wide = not np.can_cast(item.dtype, np.float32)
-        return f"{item.name}: {item.dtype}, which training rounds to float32" if wide else ""
+        if not any(array.path.name.endswith(DIRECT) for array in arrays) or field.dtype == "uint8":
+            return super().as_fed(field, arrays)
+        wide = not np.can_cast(field.dtype, np.float32)
+        return f"{field.name}: {field.dtype}, which training rounds to float32" if wide else ""
 
     @functools.cached_property
     def _reader(self) -> UserReader:
@@ -393,15 +393,15 @@ def _item_name(item: Any) -> str:
 def _with_class_names(facts: SourceFacts, keys: Sequence[str], known: Mapping[str, Sequence[str]]) -> SourceFacts:
     """Return `facts` with the class names that the data set stores."""
     fields = list(facts.fields)
-    for number, (key, item) in enumerate(zip(keys, facts.fields, strict=True)):
+    for number, (key, field) in enumerate(zip(keys, facts.fields, strict=True)):
         names = known.get(key, ())
-        if item.kind != "class" or not names or len(item.class_names) > len(names):
+        if field.kind != "class" or not names or len(field.class_names) > len(names):
             continue
-        if item.class_names == [str(word) for word in range(len(item.class_names))]:
-            fields[number] = dataclasses.replace(item, class_names=list(names))
-        elif all(word.isdigit() and int(word) < len(names) for word in item.class_names):
-            fields[number] = dataclasses.replace(item, class_names=[names[int(word)] for word in item.class_names])
-    labels = [item for item in fields if item.role == "target" and item.kind == "class"]
+        if field.class_names == [str(word) for word in range(len(field.class_names))]:
+            fields[number] = dataclasses.replace(field, class_names=list(names))
+        elif all(word.isdigit() and int(word) < len(names) for word in field.class_names):
+            fields[number] = dataclasses.replace(field, class_names=[names[int(word)] for word in field.class_names])
+    labels = [field for field in fields if field.role == "target" and field.kind == "class"]
     return dataclasses.replace(
         facts, fields=fields, class_names=labels[0].class_names if len(labels) == 1 else facts.class_names
     )

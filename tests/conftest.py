@@ -151,8 +151,8 @@ class CommandLineHere(CommandLine):
         finally:
             os.environ.clear()
             os.environ.update(before)
-        said = self.capture.readouterr()
-        finished = Finished(code, said.out, said.err)
+        reported = self.capture.readouterr()
+        finished = Finished(code, reported.out, reported.err)
         self.told.append(told("hpcdl " + " ".join(map(str, arguments)), finished))
         return finished
 

@@ -34,10 +34,10 @@ def test_a_command_that_takes_too_long_says_where_each_process_stood(tmp_path: P
     assert not any(map(program_of, processes))
 
 
-def test_what_a_run_left_is_told_but_not_what_was_there_before(tmp_path: Path) -> None:
+def test_what_a_run_left_is_reported_but_not_what_was_there_before(tmp_path: Path) -> None:
     (tmp_path / "run" / "ranks").mkdir(parents=True)
     (tmp_path / "run" / "launcher.log").write_text("mpiexec said so\n")
     (tmp_path / "run" / "ranks" / "0.json").write_text('{"word": "last"}')
-    told = evidence_below(tmp_path, since_s=0.0)
-    assert "mpiexec said so" in told and '"last"' in told
+    reported = evidence_below(tmp_path, since_s=0.0)
+    assert "mpiexec said so" in reported and '"last"' in reported
     assert evidence_below(tmp_path, since_s=(tmp_path / "run" / "launcher.log").stat().st_mtime + 100) == ""

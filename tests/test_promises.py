@@ -38,7 +38,7 @@ def test_there_are_promises() -> None:
 
 
 @pytest.mark.parametrize(("promise", "page", "tests"), rows(), ids=[promise for promise, _, _ in rows()])
-def test_a_promise_is_said_somewhere_and_shown_in_every_run(promise: str, page: str, tests: list[str]) -> None:
+def test_a_promise_is_written_somewhere_and_shown_in_every_run(promise: str, page: str, tests: list[str]) -> None:
     assert (ROOT / page).is_file(), f"{promise}: {page}"
     assert tests, f"{promise}: no test"
     for test in tests:

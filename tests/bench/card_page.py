@@ -35,9 +35,9 @@ def tables(found: list[dict[str, Any]]) -> str:
     lines = ["", f"| fault | {' | '.join(f'`{name}`' for name in strategies)} |", "|---" * (len(strategies) + 1) + "|"]
     for fault in FAULTS:
         rows = [cells.get((fault, strategy)) for strategy in strategies]
-        told = ["/".join(row.get(column, "-") for column in range(len(found))) if row else "" for row in rows]
-        if any(told):
-            lines.append(f"| {fault} | {' | '.join(told)} |")
+        reported = ["/".join(row.get(column, "-") for column in range(len(found))) if row else "" for row in rows]
+        if any(reported):
+            lines.append(f"| {fault} | {' | '.join(reported)} |")
     lines += ["", "## The three cards", ""]
     for name, card in zip(CARDS, found, strict=True):
         facts = card["facts"]

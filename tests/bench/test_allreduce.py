@@ -103,16 +103,18 @@ def test_as_a_user_runs_it(run_hpcdl: CommandLine) -> None:
     assert not kept.exists(), "its sizes say nothing of full buckets"
     shown = run_hpcdl(["bench", "allreduce", "--sizes", "4KiB", "--repeats", "1"])
     assert "time: median of 1 call on the slowest rank" in shown.out and "of bound: the time of one link" in shown.out
-    told = "these times are not kept for --strategy auto, which needs sizes from 64 KiB or less to 16 MiB or more"
-    assert told in shown.err and told in finished.err
+    reported = "these times are not kept for --strategy auto, which needs sizes from 64 KiB or less to 16 MiB or more"
+    assert reported in shown.err and reported in finished.err
     assert shown.code == 0 and "<- " not in shown.out, "one call of each distinguishes none"
     assert shown.out.count("not distinguishable") == len(CANDIDATES) + 1  # and its explanation
     assert "slowest pair" in shown.err and "next: hpcdl" in shown.err
     whole = run_hpcdl(["bench", "allreduce", "--sizes", "4KiB,16MiB", "--repeats", "1"])
-    assert whole.code == 0 and "<- auto" in whole.out and told not in whole.err and len(list(kept.glob("*.json"))) == 1
+    assert (
+        whole.code == 0 and "<- auto" in whole.out and reported not in whole.err and len(list(kept.glob("*.json"))) == 1
+    )
 
 
-def test_slips_are_told_before_ranks_start(ask_hpcdl: CommandLine) -> None:
+def test_slips_are_reported_before_ranks_start(ask_hpcdl: CommandLine) -> None:
     for arguments in (["--ranks", "1"], ["--sizes", "huge"]):
         finished = ask_hpcdl(["bench", "allreduce", *arguments])
         assert finished.code == 2 and len(finished.err.splitlines()) == 1, finished.err

@@ -44,7 +44,7 @@ def plan(**changes: Any) -> Plan:
     return Plan(**{**usual, **changes})
 
 
-def test_everything_is_tried_or_the_reason_why_not_is_told() -> None:
+def test_everything_is_tried_or_the_reason_why_not_is_reported() -> None:
     chosen = plan(num_nodes=1, strategies=["ring", "ps", "grpc-ring"])
     left_out = chosen.left_out()
     assert len(chosen.cases()) == 2 * (3 * len(FAULTS) - len(left_out))
@@ -84,7 +84,7 @@ def test_a_node_that_is_gone_for_good_leaves_a_run_with_fewer_workers() -> None:
 
 
 @pytest.mark.parametrize("strategy, least", [("ring", "1"), ("sync-easgd", "2"), ("hogwild-sgd", "2"), ("ps", "1")])
-def test_who_goes_on_without_a_rank_may_have_fewer_workers(strategy: str, least: str) -> None:
+def test_who_continues_without_a_rank_may_have_fewer_workers(strategy: str, least: str) -> None:
     assert len(OTHERS_CONTINUE) == 3
     for fault in OTHERS_CONTINUE:
         kept, shrunk = (plan().words(one, strategy) for one in (fault.partition(",")[0], fault))
@@ -96,13 +96,13 @@ def test_a_rank_that_takes_few_of_the_steps_comes_to_the_one_that_is_struck() ->
         assert plan().words("worker killed", strategy)[-1] == expected
 
 
-def test_of_two_ranks_nobody_goes_on_but_with_servers() -> None:
+def test_of_two_ranks_nobody_continues_but_with_servers() -> None:
     whys = {(one["fault"], one["strategy"]): one["why"] for one in plan(num_ranks=2).left_out()}
     assert "fewer than two of " in whys["worker killed, the others continue", "ring"]
     assert ("worker killed, the others continue", "ps") not in whys
 
 
-def test_how_a_run_saves_is_told_for_faults_that_there_are() -> None:
+def test_how_a_run_saves_is_reported_for_faults_that_there_are() -> None:
     assert {*SAVING, *LEAVES_NODES_OUT} <= set(FAULTS)
     assert plan().words("rank 0 killed, state in memory", "ring")[:2] == ["--checkpoint-every", "1h"]
 
@@ -123,7 +123,7 @@ def test_the_summary_counts_survivors_and_what_they_lost() -> None:
     assert recovered == "3.0 s, at most 4.0 s"
 
 
-def test_what_was_not_tried_is_told_once_for_each_reason() -> None:
+def test_what_was_not_tried_is_reported_once_for_each_reason() -> None:
     document = summary([trial()], plan(num_nodes=1, faults=["skewed clock", "server killed"]).left_out())
     assert lines_left_out(document) == [
         "skewed clock (ring, ps): all ranks are on one node and share its clock",
@@ -156,7 +156,7 @@ def test_the_card_is_one_page_that_runs_nothing(tmp_path: Path) -> None:
     assert read_card(tmp_path / "card.json")[1] == trials
 
 
-def test_a_card_goes_on_with_what_it_lacks(tmp_path: Path) -> None:
+def test_a_card_continues_with_what_it_lacks(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--nodes 2, but this job has 1"):
         earlier_trials(plan(out=tmp_path, num_nodes=1), 2, resume=True)
     assert earlier_trials(plan(out=tmp_path), None, resume=True) == []
@@ -203,8 +203,10 @@ def test_one_fault_for_real(run_hpcdl: CommandLine, tmp_path: Path) -> None:
     assert stopped.code == 75 and "stopped after 0 runs, 1 left to do; continue with --resume" in stopped.err
     finished = run_hpcdl([*line, "--resume"], timeout_s=300)
     assert finished.code == 0, finished.err
-    said = "ring, rank 0 killed, state in memory: survived, continued after "
-    assert any(one.startswith(said) and one.endswith("steps lost") for one in finished.err.splitlines()), finished.err
+    reported = "ring, rank 0 killed, state in memory: survived, continued after "
+    assert any(one.startswith(reported) and one.endswith("steps lost") for one in finished.err.splitlines()), (
+        finished.err
+    )
     (row,) = json.loads(finished.out)["faults"]
     assert (row["survived"], row["tries"]) == (1, 1) and row["recover_seconds"]["median"] > 0
     assert row["steps_lost"] <= 10, "a copy every five steps, and the one before where that was under way"
@@ -229,6 +231,6 @@ def test_one_node_survives_all_that_can_be_tried_on_it(run_hpcdl: CommandLine, t
     assert {"partition that heals", "partition that stays", "slow link"} <= set(found)
 
 
-def test_the_page_of_cards_tells_what_the_cards_hold() -> None:
+def test_the_page_of_cards_states_what_the_cards_hold() -> None:
     text = PAGE.read_text()
     assert page(text) == text, "python -m tests.bench.card_page"

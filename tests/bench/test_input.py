@@ -111,7 +111,7 @@ def test_ranks_of_a_launcher(run_hpcdl: CommandLine, data: Path, tmp_path: Path)
 
 
 @pytest.mark.mpi
-def test_a_damaged_shard_is_told_once_with_its_rank(run_hpcdl: CommandLine, data: Path, tmp_path: Path) -> None:
+def test_a_damaged_shard_is_reported_once_with_its_rank(run_hpcdl: CommandLine, data: Path, tmp_path: Path) -> None:
     copy = tmp_path / "damaged"
     copy.mkdir()
     for path in data.rglob("*"):
@@ -131,7 +131,7 @@ def test_a_damaged_shard_is_told_once_with_its_rank(run_hpcdl: CommandLine, data
 
 
 @pytest.mark.parametrize(
-    "words, told",
+    "words, reported",
     [
         (("--ranks", "0"), "ranks: 0 is out of range"),
         (("--ranks", "2", "--batch-size", "49"), "a global batch of 98 needs more than the 96 samples"),
@@ -140,9 +140,9 @@ def test_a_damaged_shard_is_told_once_with_its_rank(run_hpcdl: CommandLine, data
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_slips_are_told_before_anything_starts(
-    words: tuple[str, ...], told: str, ask_hpcdl: CommandLine, data: Path
+def test_slips_are_reported_before_anything_starts(
+    words: tuple[str, ...], reported: str, ask_hpcdl: CommandLine, data: Path
 ) -> None:
     finished = ask_hpcdl(["bench", "input", data, *words])
-    assert finished.code == 2 and told in finished.err and len(finished.err.splitlines()) == 1, finished.err
+    assert finished.code == 2 and reported in finished.err and len(finished.err.splitlines()) == 1, finished.err
     assert finished.out == ""

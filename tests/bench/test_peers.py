@@ -175,7 +175,7 @@ def test_the_peers_know_every_network(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words, told",
+    "words, reported",
     [
         ("--networks lenett", "did you mean"),
         ("--engines horovot", "did you mean"),
@@ -188,10 +188,10 @@ def test_the_peers_know_every_network(name: str) -> None:
         ("--colour", "unrecognized arguments"),
     ],
 )
-def test_a_bad_argument_is_one_line_and_exit_2(words: str, told: str) -> None:
+def test_a_bad_argument_is_one_line_and_exit_2(words: str, reported: str) -> None:
     with pytest.raises(UsageError) as caught:
         peers.main(words.split())
-    assert told in str(caught.value) and "\n" not in str(caught.value)
+    assert reported in str(caught.value) and "\n" not in str(caught.value)
     assert caught.value.exit_code == 2
 
 
@@ -201,13 +201,13 @@ def test_the_command_itself_ends_like_that() -> None:
     assert len(finished.stderr.splitlines()) == 1 and finished.stderr.startswith("hpcdl: unknown network 'lenett'")
 
 
-def test_a_machine_without_compilers_is_told_of_in_one_line(tmp_path: Path) -> None:
+def test_a_machine_without_compilers_is_reported_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"g\+\+, make, cmake, mpicxx, mpiexec; on Debian 12: .*--engines"):
         environment.with_horovod(tmp_path / "environment", {"PATH": str(tmp_path)})
     assert not (tmp_path / "environment").exists()
 
 
-def test_packages_that_cannot_be_had_are_told_of_in_one_line(tmp_path: Path) -> None:
+def test_packages_that_cannot_be_had_are_reported_in_one_line(tmp_path: Path) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
     for name in (environment.PYTHON, *environment.COMPILERS):
@@ -222,11 +222,11 @@ def test_packages_that_cannot_be_had_are_told_of_in_one_line(tmp_path: Path) -> 
 
 
 def test_engines_that_are_left_out_instead_are_all_the_others() -> None:
-    for said, left_out in ((environment.WITHOUT_HOROVOD, "horovod"), (environment.WITHOUT_PYTORCH, "pytorch-ddp")):
-        assert sorted([*said.rpartition(" ")[2].split(","), left_out]) == sorted(peers.LABELS)
+    for reported, left_out in ((environment.WITHOUT_HOROVOD, "horovod"), (environment.WITHOUT_PYTORCH, "pytorch-ddp")):
+        assert sorted([*reported.rpartition(" ")[2].split(","), left_out]) == sorted(peers.LABELS)
 
 
-def test_a_machine_without_that_python_is_told_of_before_pytorch_is_fetched(tmp_path: Path) -> None:
+def test_a_machine_without_that_python_is_reported_before_pytorch_is_fetched(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not on PATH; or leave PyTorch out: --engines"):
         environment.with_pytorch(tmp_path / "environment", {"PATH": str(tmp_path)})
     assert not (tmp_path / "environment").exists()

@@ -33,7 +33,7 @@ def measured(printed: str) -> peers_hosts.HostsTry:
 
 
 @pytest.mark.parametrize(
-    "words, told",
+    "words, reported",
     [
         ("--engines horovot", "did you mean"),
         ("--network lenett", "did you mean"),
@@ -45,10 +45,10 @@ def measured(printed: str) -> peers_hosts.HostsTry:
         ("--colour", "unrecognized arguments"),
     ],
 )
-def test_a_bad_argument_is_one_line_and_exit_2(words: str, told: str) -> None:
+def test_a_bad_argument_is_one_line_and_exit_2(words: str, reported: str) -> None:
     with pytest.raises(UsageError) as caught:
         peers_hosts.main(words.split())
-    assert told in str(caught.value) and "\n" not in str(caught.value)
+    assert reported in str(caught.value) and "\n" not in str(caught.value)
     assert caught.value.exit_code == 2
 
 
@@ -66,7 +66,7 @@ def test_peers_wait_for_the_pieces_of_the_emulation_and_as_long(tmp_path: Path) 
     assert time.monotonic() - began >= 0.3
 
 
-def test_a_try_tells_what_a_host_sent_for_a_step_and_what_went_wrong() -> None:
+def test_an_attempt_records_what_a_host_sent_for_a_step_and_what_went_wrong() -> None:
     good = {"step_seconds": 2.0, "compute_seconds": 1.5, "ranks": 2, "parameters": model_info("lenet").parameters}
     one = measured("a word\n" + json.dumps(good))
     assert (one.exposed_seconds, one.sent_bytes, one.error) == (0.5, 1e6, "")

@@ -92,7 +92,7 @@ def test_other_bytes_than_were_sent_are_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "words, told",
+    "words, reported",
     [
         (("--transport", "grpc"), "--transport grpc: TensorFlow's gRPC servers authenticate nobody"),
         (("--transport", "tcp"), "--transport: 'tcp'"),
@@ -101,9 +101,9 @@ def test_other_bytes_than_were_sent_are_an_error() -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_slips_are_told_before_ranks_start(words: tuple[str, ...], told: str, ask_hpcdl: CommandLine) -> None:
+def test_slips_are_reported_before_ranks_start(words: tuple[str, ...], reported: str, ask_hpcdl: CommandLine) -> None:
     finished = ask_hpcdl(["bench", "pingpong", *words])
-    assert finished.code == 2 and told in finished.err and len(finished.err.splitlines()) == 1, finished.err
+    assert finished.code == 2 and reported in finished.err and len(finished.err.splitlines()) == 1, finished.err
 
 
 def test_a_site_that_forbids_grpc_strategies_forbids_their_messages(ask_hpcdl: CommandLine) -> None:

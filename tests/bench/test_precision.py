@@ -32,7 +32,10 @@ def test_float32_does_not_differ_from_itself() -> None:
     assert lower.outputs > 0 and lower.gradients > 0
 
 
-def test_slips_are_told_before_anything_is_loaded(ask_hpcdl: CommandLine) -> None:
-    for words, told in ((["--model", "lenett"], "lenet"), (["--model", "lenet", "--precision", "float32"], "float32")):
+def test_slips_are_reported_before_anything_is_loaded(ask_hpcdl: CommandLine) -> None:
+    for words, reported in (
+        (["--model", "lenett"], "lenet"),
+        (["--model", "lenet", "--precision", "float32"], "float32"),
+    ):
         finished = ask_hpcdl(["bench", "precision", *words])
-        assert finished.code == 2 and told in finished.err and len(finished.err.splitlines()) == 1, finished.err
+        assert finished.code == 2 and reported in finished.err and len(finished.err.splitlines()) == 1, finished.err

@@ -77,7 +77,7 @@ def test_ranks_of_a_launcher(run_hpcdl: CommandLine) -> None:
 
 
 @pytest.mark.parametrize(
-    "words, told",
+    "words, reported",
     [
         (("--strategy", "grpc-ring", "--ranks", "2"), "--strategy grpc-ring: TensorFlow's gRPC servers authenticate"),
         (("--strategy", "grpc-ps", "--ranks", "1", "--allow-grpc"), "use --ranks 2 or more"),
@@ -87,9 +87,11 @@ def test_ranks_of_a_launcher(run_hpcdl: CommandLine) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_slips_are_told_before_anything_starts(words: tuple[str, ...], told: str, ask_hpcdl: CommandLine) -> None:
+def test_slips_are_reported_before_anything_starts(
+    words: tuple[str, ...], reported: str, ask_hpcdl: CommandLine
+) -> None:
     finished = ask_hpcdl([*STEP, *words])
-    assert finished.code == 2 and told in finished.err and len(finished.err.splitlines()) == 1, finished.err
+    assert finished.code == 2 and reported in finished.err and len(finished.err.splitlines()) == 1, finished.err
 
 
 def test_a_site_may_forbid_it(ask_hpcdl: CommandLine) -> None:

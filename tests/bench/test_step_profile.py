@@ -46,7 +46,7 @@ def test_each_operation_is_of_one_kind(operation: str, kind: str) -> None:
     assert step_profile.kind_of(operation) == kind
 
 
-def test_shares_are_of_the_step_and_the_rest_lies_between() -> None:
+def test_shares_are_of_the_step_and_the_rest_is_between() -> None:
     times = step_profile.Counter({"Conv2D": 0.5, "MatMul": 0.1, "Mul": 0.2})
     shares = step_profile.shares_of(times, 1.0)
     assert shares["convolution, product"] == pytest.approx(0.6) and shares[step_profile.ELSE] == pytest.approx(0.2)

@@ -162,8 +162,8 @@ class Campaign:
         process = _started(place, target, again=False)
         owner = Owner(place, target)
         owner.start()
-        said = threading.Thread(target=lambda: setattr(found, "said", process.communicate()[1]))
-        said.start()
+        reported = threading.Thread(target=lambda: setattr(found, "said", process.communicate()[1]))
+        reported.start()
         try:
             found.moment = self._wait(place, target, process, drawn, self._whole[found.command].seconds)
             there = processes_of(place)
@@ -171,7 +171,7 @@ class Campaign:
             if process.poll() is not None or not _strike(process, there, found, drawn):
                 return False
             saved = self._end(place, target, process, found)
-            said.join()
+            reported.join()
         finally:
             owner.over.set()
             _end_all(place, process)

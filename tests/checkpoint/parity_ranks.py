@@ -52,14 +52,14 @@ def one_step(group: Observed) -> None:
 
 def case(group: Observed, folder: Path, redundancy: str, way: str) -> dict[str, Any]:
     """Return the messages and results of one rank."""
-    rank, said = group.rank, []
+    rank, reported = group.rank, []
     place = folder / f"{redundancy}-{way}" / group.host
     place.parent.mkdir(exist_ok=True)
-    work = BackgroundWork(way, group.monitor, said.append)
+    work = BackgroundWork(way, group.monitor, reported.append)
 
     def copies() -> LocalCopies:
-        keeps = GroupParity(group, redundancy, said.append, most_patience_s=0.5)
-        return LocalCopies(place, folder, rank, EVERY, said.append, work, keeps)
+        keeps = GroupParity(group, redundancy, reported.append, most_patience_s=0.5)
+        return LocalCopies(place, folder, rank, EVERY, reported.append, work, keeps)
 
     made = copies()
     for step in range(1, STEPS + 1):
@@ -75,13 +75,13 @@ def case(group: Observed, folder: Path, redundancy: str, way: str) -> dict[str, 
         shutil.rmtree(place)
     group.barrier()
     again = copies()
-    recover(place, group, 0, said.append)
+    recover(place, group, 0, reported.append)
     whole = again.whole()
     same = whole[:1] == [STEPS] and before == [path.read_bytes() for path in files]
     return {
         "same": same,
         "whole": whole,
-        "said": said,
+        "said": reported,
         "spent": vars(work.spent),
         "under_way": len(group.monitor.waits()),
     }

@@ -36,8 +36,8 @@ WAYS = (GAPS, THREAD, OFF)
 LONG_S = 1000.0
 
 
-def work_of(way: str, said: list[str] | None = None) -> BackgroundWork:
-    return BackgroundWork(way, RankMonitor(0, 2, "here"), (said if said is not None else []).append)
+def work_of(way: str, reported: list[str] | None = None) -> BackgroundWork:
+    return BackgroundWork(way, RankMonitor(0, 2, "here"), (reported if reported is not None else []).append)
 
 
 def slices(done: list[int], number: int) -> Callable[[Turn], None]:
@@ -72,24 +72,24 @@ def test_in_gaps_nothing_is_done_but_while_the_rank_waits(monkeypatch: pytest.Mo
 
 
 def test_what_found_no_gap_is_done_at_once_when_somebody_waits_for_it() -> None:
-    work, done, said = work_of(GAPS), [], []
+    work, done, reported = work_of(GAPS), [], []
     job = work.start("job", slices(done, 3), LONG_S)
     job.wait()
     assert len(done) == 3 and work.spent.outside_s > 0 == work.spent.in_gaps_s and work.seen.gaps.wanted == 0
-    assert not said, "that somebody hurries it does not say that there are no gaps"
+    assert not reported, "that somebody hurries it does not say that there are no gaps"
 
 
-def test_a_step_without_gaps_is_told_once_and_then_nobody_waits() -> None:
-    said: list[str] = []
-    work, done = work_of(GAPS, said), []
+def test_a_step_without_gaps_is_reported_once_and_then_nobody_waits() -> None:
+    messages: list[str] = []
+    work, done = work_of(GAPS, messages), []
     for number in range(3):
         began_s = time.monotonic()
         job = work.start("job", slices(done, 2), 1.1 if number == 1 else 0.1 if number == 0 else LONG_S)
         job.thread.join(60)
         assert len(done) == 2 * (number + 1) and time.monotonic() - began_s < 60
-        assert len(said) == (number > 0), "a tenth of a second is too short to tell"
-    (told,) = said
-    assert "has no gaps" in told
+        assert len(messages) == (number > 0), "a tenth of a second is too short to tell"
+    (reported,) = messages
+    assert "has no gaps" in reported
 
 
 def test_off_is_in_the_step_and_a_thread_is_beside_it() -> None:
@@ -141,8 +141,8 @@ def test_who_has_no_gaps_says_so() -> None:
         (STRATEGIES["hogwild-sgd"].features, 2, "nobody sees"),
         (Features(mpi=False), 2, "nobody sees"),
     ):
-        way, told = way_for(GAPS, features, workers)
-        assert way == THREAD and word in told
+        way, reported = way_for(GAPS, features, workers)
+        assert way == THREAD and word in reported
 
 
 def test_no_more_than_an_interval_is_ever_lost() -> None:
@@ -208,8 +208,8 @@ def test_a_disk_that_fills_up_in_a_gap_costs_the_same_line(tmp_path: Path, monke
     until(lambda: bool(writer.warnings))
     work.seen.gaps.leave()
     writer.wait()
-    (told,) = writer.warnings
-    assert told.startswith("no checkpoint at step 2: No space left on device (rank 0 on ")
+    (reported,) = writer.warnings
+    assert reported.startswith("no checkpoint at step 2: No space left on device (rank 0 on ")
     assert checkpoints.newest_valid(tmp_path, []) == 1
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-0000000001"]
 
@@ -275,8 +275,8 @@ def check(folder: Path, name: str, ways: tuple[str, ...]) -> None:
             assert record.background["in_gaps_s"] == 0
         if features.deterministic and way != OFF:
             same_run(run, folder / f"{name}-{OFF}")
-    said = (folder / f"{name}-{GAPS}" / "metrics.jsonl").read_text()
-    assert ("--background gaps" in said) == features.lock_free
+    reported = (folder / f"{name}-{GAPS}" / "metrics.jsonl").read_text()
+    assert ("--background gaps" in reported) == features.lock_free
 
 
 @pytest.mark.mpi

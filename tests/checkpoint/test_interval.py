@@ -45,10 +45,10 @@ def test_the_first_checkpoint_is_not_what_the_others_cost() -> None:
     }  # fmt: skip
 
 
-def test_it_is_told_once_and_again_when_it_changes_much() -> None:
+def test_it_is_reported_once_and_again_when_it_changes_much() -> None:
     interval = auto()
-    told = interval.saved(0.1)
-    assert "100 ms" in told and "one of 4 nodes" in told and "sqrt" in told and "never less" not in told
+    reported = interval.saved(0.1)
+    assert "100 ms" in reported and "one of 4 nodes" in reported and "sqrt" in reported and "never less" not in reported
     assert interval.saved(0.11) == ""
     assert [bool(interval.saved(10.0)) for _ in range(3)].count(True) == 1
 

@@ -76,7 +76,7 @@ def test_a_damaged_copy_is_passed_over_with_one_line(
     assert len(said) == (0 if gone else 1) and all("an older state is taken" in text for text in said)
 
 
-def test_what_lies_behind_the_state_that_was_taken_is_forgotten(folder: Path, said: list[str]) -> None:
+def test_notes_after_the_restored_state_are_dropped(folder: Path, said: list[str]) -> None:
     made = copies(folder, said, [10, 20])
     made.resume(15)
     assert steps_in(folder) == [10] and not made.due(19) and made.due(20)
@@ -137,8 +137,8 @@ def test_what_dead_runs_have_left_is_removed_and_what_live_ones_need_is_not(tmp_
 def test_the_newest_step_that_all_have() -> None:
     assert newest_common([([30, 20], "a"), ([20, 10], "b")], 10) == (20, "")
     assert newest_common([([20, 10], "a"), ([20, 10], "b")], 20) == (None, "")
-    step, told = newest_common([([30, 20], "a"), ([], "b")], 10)
-    assert step is None and "rank 1 on b" in told and "newest checkpoint" in told
+    step, reported = newest_common([([30, 20], "a"), ([], "b")], 10)
+    assert step is None and "rank 1 on b" in reported and "newest checkpoint" in reported
     assert newest_common([([], "a"), ([], "b")], 0) == (None, "")
 
 
@@ -152,7 +152,7 @@ ELASTIC = ["--elastic", "--checkpoint-every", "1h", "--local-checkpoint-every", 
 
 
 @pytest.mark.mpi
-def test_new_ranks_go_on_from_memory_bit_for_bit_and_leave_nothing(
+def test_new_ranks_continue_from_memory_bit_for_bit_and_leave_nothing(
     undisturbed: Undisturbed, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
     run_dir, near = tmp_path / "run", tmp_path / "near"
@@ -177,7 +177,7 @@ def test_new_ranks_go_on_from_memory_bit_for_bit_and_leave_nothing(
 
 @pytest.mark.mpi
 @pytest.mark.soak
-def test_copies_that_are_damaged_are_told_and_not_taken(
+def test_copies_that_are_damaged_are_reported_and_not_taken(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
     """Damaged copies are reported and not used: all copies of rank 1 lose a bit while new ranks start.
@@ -193,9 +193,9 @@ def test_copies_that_are_damaged_are_told_and_not_taken(
         damage_bit(path)
     _, said = process.communicate(timeout=300)
     assert process.returncode == 0, said
-    told = [event["text"] for event in events(run_dir, "message")]
-    assert sum("is damaged" in text and "rank-1.npz" in text for text in told) in (1, 2), told
-    assert sum(text.endswith("going back to the newest checkpoint") for text in told) == 1, told
+    reported = [event["text"] for event in events(run_dir, "message")]
+    assert sum("is damaged" in text and "rank-1.npz" in text for text in reported) in (1, 2), reported
+    assert sum(text.endswith("going back to the newest checkpoint") for text in reported) == 1, reported
     assert record_of(run_dir)["resumed_from_steps"] == [] and record_of(run_dir)["status"] == "finished"
 
 
@@ -221,7 +221,7 @@ def test_a_run_that_is_killed_as_a_whole_leaves_nothing(
 @pytest.mark.mpi
 @pytest.mark.soak
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "single"])
-def test_every_strategy_goes_on_from_memory(
+def test_every_strategy_continues_from_memory(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
     features = STRATEGIES[strategy].features

@@ -43,17 +43,17 @@ def copies_of(
     communicator: ThreadCommunicator,
     tmp_path: Path,
     redundancy: str,
-    said: list[str],
+    reported: list[str],
     way: str = THREAD,
     most_patience_s: float = LONG_S,
 ) -> LocalCopies:
     """Return the copies of a rank; a folder represents each node's memory."""
-    keeps = GroupParity(communicator, redundancy, said.append, most_patience_s=most_patience_s)
+    keeps = GroupParity(communicator, redundancy, reported.append, most_patience_s=most_patience_s)
     folder = tmp_path / communicator.host
     for rank in range(communicator.size):  # temporary names contain the process, and these ranks are threads
         if rank == communicator.rank:
             work = BackgroundWork(way, RankMonitor(rank, communicator.size, communicator.host))
-            copies = LocalCopies(folder, tmp_path / "run", rank, 10, said.append, work, keeps)
+            copies = LocalCopies(folder, tmp_path / "run", rank, 10, reported.append, work, keeps)
         communicator.barrier()
     return copies
 
@@ -68,26 +68,26 @@ def snapshot(step: int, rank: int, size: int) -> Snapshot:
 def train(tmp_path: Path, hosts: list[str], redundancy: str, way: str = THREAD) -> dict[str, bytes]:
     """Copy STEPS on all nodes; return the content of the newest copies, by name."""
     (tmp_path / "run").mkdir(parents=True)
-    said: list[str] = []
+    reported: list[str] = []
 
     def body(communicator: ThreadCommunicator) -> None:
-        copies = copies_of(communicator, tmp_path, redundancy, said, way)
+        copies = copies_of(communicator, tmp_path, redundancy, reported, way)
         for step in STEPS:
             found = snapshot(step, communicator.rank, 5000)
             copies.start(Snapshot(step=step, shared=found.shared, own=found.own, facts={"ranks": len(hosts)}), LONG_S)
             copies.wait()
 
     run(len(hosts), body, hosts)
-    assert said == []
+    assert reported == []
     return {path.name: path.read_bytes() for path in tmp_path.glob(f"node*/{names_of(30)}") if "rank" in path.name}
 
 
-def go_on(tmp_path: Path, hosts: list[str], redundancy: str, said: list[str]) -> list[list[int]]:
+def go_on(tmp_path: Path, hosts: list[str], redundancy: str, reported: list[str]) -> list[list[int]]:
     """Start new ranks on `hosts`; return the steps of which each has a complete copy."""
 
     def body(communicator: ThreadCommunicator) -> list[int]:
-        copies = copies_of(communicator, tmp_path, redundancy, said)
-        recover(copies.folder, communicator, 0, said.append)
+        copies = copies_of(communicator, tmp_path, redundancy, reported)
+        recover(copies.folder, communicator, 0, reported.append)
         return copies.whole()
 
     return run(len(hosts), body, hosts)
@@ -104,13 +104,13 @@ def test_any_node_may_be_lost(tmp_path: Path, num_nodes: int, per_node: int, red
         state = tmp_path / "then" / lost
         shutil.copytree(tmp_path, state, ignore=lambda folder, names: ["then"] if "then" in names else [])
         shutil.rmtree(state / lost)
-        said: list[str] = []
+        messages: list[str] = []
         now = ["spare" if host == lost else host for host in hosts]
-        answers = go_on(state, now, redundancy, said)
+        answers = go_on(state, now, redundancy, messages)
         assert all(answer[0] == 30 for answer in answers)
         assert newest_common([(answer, "") for answer in answers], 0) == (30, "")
-        (told,) = said
-        assert told.startswith(f"what {lost} held of step 30 is made again from the memory of ")
+        (reported,) = messages
+        assert reported.startswith(f"what {lost} held of step 30 is made again from the memory of ")
         for rank, host in enumerate(now):
             for suffix in ("npz", "json"):
                 name = f"step-{30:010d}.rank-{rank}.{suffix}"
@@ -132,10 +132,10 @@ def test_parity_is_the_same_whatever_the_way(tmp_path: Path, redundancy: str, mo
 
 def test_a_rank_without_gaps_keeps_others_waiting_no_longer_than_it_may(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    said: list[str] = []
+    reported: list[str] = []
 
     def body(communicator: ThreadCommunicator) -> None:
-        copies = copies_of(communicator, tmp_path, XOR, said, GAPS, most_patience_s=0.2)
+        copies = copies_of(communicator, tmp_path, XOR, reported, GAPS, most_patience_s=0.2)
         copies.start(snapshot(10, communicator.rank, 5000), LONG_S)
         deadline_s = time.monotonic() + 60
         while copies.is_writing:
@@ -144,14 +144,14 @@ def test_a_rank_without_gaps_keeps_others_waiting_no_longer_than_it_may(tmp_path
         copies.wait()
 
     run(3, body, hosts_of(3, 1))
-    assert said == [] and len([*tmp_path.glob("node*/*.parity.json")]) == 3
+    assert reported == [] and len([*tmp_path.glob("node*/*.parity.json")]) == 3
 
 
-def test_parity_that_finds_no_room_is_told_once_and_copies_go_on(
+def test_parity_that_finds_no_room_is_reported_once_and_copies_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "run").mkdir()
-    said: list[str] = []
+    reported: list[str] = []
 
     def full(folder: Path, num_bytes: int) -> None:
         if folder.name == "node1":
@@ -160,25 +160,25 @@ def test_parity_that_finds_no_room_is_told_once_and_copies_go_on(
     monkeypatch.setattr(parity, "check_room", full)
 
     def body(communicator: ThreadCommunicator) -> list[int]:
-        copies = copies_of(communicator, tmp_path, XOR, said)
+        copies = copies_of(communicator, tmp_path, XOR, reported)
         for step in STEPS:
             copies.start(snapshot(step, communicator.rank, 5000))
             copies.wait()
         return copies.whole()
 
     assert run(3, body, hosts_of(3, 1)) == [[30, 20]] * 3
-    assert said == [f"node1 keeps no parity in {tmp_path / 'node1'}: 2 MiB are needed, 1 MiB may be taken"]
+    assert reported == [f"node1 keeps no parity in {tmp_path / 'node1'}: 2 MiB are needed, 1 MiB may be taken"]
     assert sorted({path.parent.name for path in tmp_path.glob("node*/*.parity.json")}) == ["node0", "node2"]
 
 
-def test_a_rank_that_cannot_copy_is_told_and_keeps_nobody_waiting(tmp_path: Path) -> None:
+def test_a_rank_that_cannot_copy_is_reported_and_keeps_nobody_waiting(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "node1").symlink_to(tmp_path / "elsewhere")
-    said: list[str] = []
+    reported: list[str] = []
 
     def body(communicator: ThreadCommunicator) -> list[int]:
-        copies = copies_of(communicator, tmp_path, XOR, said)
+        copies = copies_of(communicator, tmp_path, XOR, reported)
         for step in STEPS:
             assert copies.due(step)
             copies.start(snapshot(step, communicator.rank, 5000))
@@ -186,7 +186,7 @@ def test_a_rank_that_cannot_copy_is_told_and_keeps_nobody_waiting(tmp_path: Path
         return copies.whole()
 
     assert run(3, body, hosts_of(3, 1)) == [[30, 20], [], [30, 20]]
-    assert len(said) == 1 and "is a link" in said[0] and not any((tmp_path / "elsewhere").iterdir())
+    assert len(reported) == 1 and "is a link" in reported[0] and not any((tmp_path / "elsewhere").iterdir())
     assert not [*tmp_path.glob("node*/*.parity.*")], "of a step that is not whole"
 
 
@@ -206,13 +206,13 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.mark.mpi
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("redundancy", [XOR, PARTNER])
-def test_mpi_ranks_copy_while_steps_go_on(ranks: list[dict[str, Any]], redundancy: str, way: str) -> None:
+def test_mpi_ranks_copy_while_steps_continue(ranks: list[dict[str, Any]], redundancy: str, way: str) -> None:
     """MPI ranks, each of which represents a node, copy their state during steps; the node of rank 1 is lost."""
     found = [of_rank[f"{redundancy}-{way}"] for of_rank in ranks]
     assert all(each["same"] for each in found), found
-    told = [text for each in found for text in each["said"]]
+    reported = [text for each in found for text in each["said"]]
     left = "node0 and node2 and node3" if redundancy == XOR else "node3"
-    assert told == [f"what node1 held of step 30 is made again from the memory of {left}"]
+    assert reported == [f"what node1 held of step 30 is made again from the memory of {left}"]
     assert all(each["under_way"] == 0 for each in found), "every message was waited for"
     assert all((each["spent"]["in_gaps_s"] == 0) or way == GAPS for each in found)
     assert all(sum(each["spent"].values()) > 0 for each in found)
@@ -222,11 +222,11 @@ def test_fewer_ranks_find_the_copies_of_all_that_were(tmp_path: Path) -> None:
     hosts = hosts_of(4, 1)
     train(tmp_path, hosts, XOR)
     shutil.rmtree(tmp_path / "node0")
-    said: list[str] = []
+    reported: list[str] = []
 
     def body(communicator: ThreadCommunicator) -> list[float]:
-        copies = copies_of(communicator, tmp_path, XOR, said)
-        recover(copies.folder, communicator, 0, said.append)
+        copies = copies_of(communicator, tmp_path, XOR, reported)
+        recover(copies.folder, communicator, 0, reported.append)
         others = range(communicator.rank, 4, communicator.size)
         return [float(copies.read_own(30, rank)["totals"][0]) for rank in others]
 
@@ -242,13 +242,13 @@ def test_two_of_a_group_are_too_many_and_two_pairs_lose_one_each(tmp_path: Path)
     shutil.copytree(tmp_path, tmp_path / "then")
     shutil.rmtree(tmp_path / "node0")
     shutil.rmtree(tmp_path / "node1")
-    said: list[str] = []
-    assert all(answer[0] == 30 for answer in go_on(tmp_path, hosts, PARTNER, said)) and len(said) == 2
+    reported: list[str] = []
+    assert all(answer[0] == 30 for answer in go_on(tmp_path, hosts, PARTNER, reported)) and len(reported) == 2
     shutil.rmtree(tmp_path / "then" / "node0")
     shutil.rmtree(tmp_path / "then" / "node2")
-    said.clear()
-    answers = go_on(tmp_path / "then", hosts, PARTNER, said)
-    assert answers[0] == answers[2] == [] and said == [], "the checkpoint on the file system counts"
+    reported.clear()
+    answers = go_on(tmp_path / "then", hosts, PARTNER, reported)
+    assert answers[0] == answers[2] == [] and reported == [], "the checkpoint on the file system counts"
 
 
 def test_parity_that_is_damaged_is_not_taken_the_step_before_is(tmp_path: Path) -> None:
@@ -258,8 +258,8 @@ def test_parity_that_is_damaged_is_not_taken_the_step_before_is(tmp_path: Path) 
     damage_bit(tmp_path / "node1" / names_of(30).replace("*", "parity.npz"))
     with pytest.raises(CorruptError, match="parity"):
         check_parity(tmp_path / "node1", names_of(30))
-    said: list[str] = []
-    answers = go_on(tmp_path, hosts, XOR, said)
+    reported: list[str] = []
+    answers = go_on(tmp_path, hosts, XOR, reported)
     assert answers[2] == [20] and newest_common([(answer, "") for answer in answers], 0)[0] == 20
 
 

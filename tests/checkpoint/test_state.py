@@ -88,8 +88,8 @@ def test_fine_tuning_takes_the_layers_that_fit(tmp_path: Path) -> None:
     source.save(path)
     target = network(classes=7)
     last = [array(weight) for weight in target.get_layer("last").weights]
-    said = state.load_weights(target, path)
-    assert said == f"weights of 2 layers from {path}; fresh: last"
+    reported = state.load_weights(target, path)
+    assert reported == f"weights of 2 layers from {path}; fresh: last"
     kernels = [array(model.get_layer("hidden").kernel) for model in (target, source)]
     numpy.testing.assert_array_equal(*kernels)
     for mine, old in zip(target.get_layer("last").weights, last, strict=True):

@@ -20,7 +20,7 @@ def names_of(*words: str) -> list[str]:
 
 
 @pytest.mark.parametrize("names", COMMANDS.values(), ids=lambda names: names[0])
-def test_a_file_has_the_commands_that_it_is_said_to_have(names: tuple[str, ...]) -> None:
+def test_a_file_has_the_commands_that_are_documented(names: tuple[str, ...]) -> None:
     for name in names:
         assert names_of("-v", name, "--json") == [*names]
 
@@ -68,7 +68,7 @@ def test_ctrl_c_that_python_drops_in_a_callback_ends_the_command(tmp_path: Path)
     assert finished.stderr.splitlines() == ["hpcdl: stopped by Ctrl-C"]
 
 
-def test_ctrl_c_in_the_middle_of_a_command_is_told_in_one_line(run_hpcdl: CommandLine) -> None:
+def test_ctrl_c_in_the_middle_of_a_command_is_reported_in_one_line(run_hpcdl: CommandLine) -> None:
     process = run_hpcdl.start(["report", ROOT / "tests" / "studies" / "five-hosts", "--out", run_hpcdl.home / "out"])
     while process.poll() is None and "numpy" not in Path(f"/proc/{process.pid}/maps").read_text():
         time.sleep(0.001)
@@ -78,7 +78,7 @@ def test_ctrl_c_in_the_middle_of_a_command_is_told_in_one_line(run_hpcdl: Comman
     assert finished.err.splitlines()[-1:] == ["hpcdl: stopped by Ctrl-C"] and "Traceback" not in finished.err
 
 
-def test_a_current_folder_that_was_removed_is_told(tmp_path: Path) -> None:
+def test_a_current_folder_that_was_removed_is_reported(tmp_path: Path) -> None:
     line = f"cd {tmp_path}/gone && rmdir ../gone && exec {sys.executable} -P -m hpcdl examples digits"
     (tmp_path / "gone").mkdir()
     finished = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60, check=False)

@@ -79,7 +79,7 @@ def test_a_run_without_any_and_no_run(ask_hpcdl: CommandLine, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "changes, code, said",
+    "changes, code, reported",
     [
         ({"status": "stopped"}, 3, "let the run continue with --resume"),
         ({"status": "finished"}, 3, "they were removed; train it again: hpcdl train --resume --run-dir"),
@@ -87,9 +87,9 @@ def test_a_run_without_any_and_no_run(ask_hpcdl: CommandLine, tmp_path: Path) ->
     ],
 )
 def test_a_run_without_a_model_says_why_it_has_none(
-    tmp_path: Path, changes: dict[str, str], code: int, said: str
+    tmp_path: Path, changes: dict[str, str], code: int, reported: str
 ) -> None:
     """A finished run without a model gets a reason other than `--resume`, which would do nothing."""
     write_record(tmp_path, make_record(**changes))
     error = without_model(tmp_path)
-    assert error.exit_code == code and said in str(error)
+    assert error.exit_code == code and reported in str(error)

@@ -16,7 +16,7 @@ MINE = b'export NAME="Jos\xe9"\n'
 ASK = "COMP_WORDS=(hpcdl tra); COMP_CWORD=1; _hpcdl_completion hpcdl; echo ${COMPREPLY[@]}"
 
 
-def test_the_start_up_file_is_as_it_was_and_the_line_that_is_told_loads_completion(tmp_path: Path) -> None:
+def test_the_start_up_file_is_unchanged_and_the_printed_line_loads_completion(tmp_path: Path) -> None:
     start = tmp_path / ".bashrc"
     start.write_bytes(MINE)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -26,10 +26,10 @@ def test_the_start_up_file_is_as_it_was_and_the_line_that_is_told_loads_completi
         line = ["bash", "--norc", "-c", f"{text}\n:"]  # a shell that keeps running and is found
         return subprocess.run(line, env=environment, capture_output=True, text=True, check=True, timeout=300)
 
-    told = bash("hpcdl --install-completion").stderr
+    reported = bash("hpcdl --install-completion").stderr
     assert start.read_bytes() == MINE
-    assert told.startswith("next: echo ")
-    bash(told.removeprefix("next: "))
+    assert reported.startswith("next: echo ")
+    bash(reported.removeprefix("next: "))
     assert start.read_bytes().startswith(MINE)
     asked = bash(f". ~/.bashrc; {ASK}")
     assert asked.stdout == "train trace\n", asked.stderr

@@ -16,17 +16,17 @@ NAMES = sorted(path.name for path in EXAMPLES.iterdir() if path.suffix != ".md")
 
 
 def test_each_is_listed_with_what_it_is(ask_hpcdl: CommandLine) -> None:
-    told = ask_hpcdl(["examples", "--json"])
-    assert told.code == 0, told.err
-    listed = told.json()["examples"]
+    reported = ask_hpcdl(["examples", "--json"])
+    assert reported.code == 0, reported.err
+    listed = reported.json()["examples"]
     assert [item["name"] for item in listed] == NAMES and all(len(item["summary"]) > 20 for item in listed)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_copy_is_whole(ask_hpcdl: CommandLine, tmp_path: Path, name: str) -> None:
     for _ in range(2):  # the second time changes nothing
-        told = ask_hpcdl(["examples", name, "--to", tmp_path / "here"])
-        assert told.code == 0, told.err
+        reported = ask_hpcdl(["examples", name, "--to", tmp_path / "here"])
+        assert reported.code == 0, reported.err
     source, copy = EXAMPLES / name, tmp_path / "here" / name
     files = [path.relative_to(source) for path in source.rglob("*") if path.is_file()] if source.is_dir() else [Path()]
     assert files and all((copy / path).read_bytes() == (source / path).read_bytes() for path in files)
@@ -60,7 +60,7 @@ def test_what_python_leaves_beside_examples_is_none(tmp_path: Path, monkeypatch:
     )
 
 
-def test_a_file_in_the_place_of_the_folder_is_told(tmp_path: Path) -> None:
+def test_a_file_in_the_place_of_the_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UsageError, match="file is no folder; choose another one with --to DIR"):
         manual.copy_examples(["digits"], tmp_path / "file")

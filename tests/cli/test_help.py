@@ -29,13 +29,13 @@ def sections(text: str) -> dict[str, list[str]]:
 
 
 def test_train_has_groups_and_the_ten_come_first(run_hpcdl: CommandLine) -> None:
-    told = run_hpcdl(["train", "--help"], env={"COLUMNS": "80"}).out
-    found = sections(told)
+    reported = run_hpcdl(["train", "--help"], env={"COLUMNS": "80"}).out
+    found = sections(reported)
     assert list(found)[:-1] == HEADINGS, "a new group of settings needs a heading in cli/groups.py"
     assert tuple(found["Most used"]) == MOST_USED and len(MOST_USED) == 10
     listed = [flag for title in HEADINGS for flag in found[title]]
     assert len(listed) == len(set(listed)) and {item.key for item in all_settings(TrainConfig)} <= set(listed)
-    assert max(map(len, told.splitlines())) <= 80
+    assert max(map(len, reported.splitlines())) <= 80
 
 
 def test_help_is_a_table_of_contents(run_hpcdl: CommandLine) -> None:
@@ -48,8 +48,8 @@ def test_help_is_a_table_of_contents(run_hpcdl: CommandLine) -> None:
 
 def test_short_names_mean_the_long_ones(run_hpcdl: CommandLine) -> None:
     shown = run_hpcdl(["config", "show", "-n", "3", "--lr", "0.5", "--json"]).json()["settings"]
-    told = {item["key"]: (item["value"], item["origin"]) for item in shown}
-    assert told["ranks"] == ("3", "flag") and told["learning-rate"] == ("0.5", "flag")
+    reported = {item["key"]: (item["value"], item["origin"]) for item in shown}
+    assert reported["ranks"] == ("3", "flag") and reported["learning-rate"] == ("0.5", "flag")
 
 
 @pytest.mark.parametrize("arguments", [[], ["bench"]], ids=lambda words: " ".join(words) or "hpcdl")

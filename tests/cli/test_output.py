@@ -74,19 +74,19 @@ QUIET = ("shard", "inspect", "tune-threads", "train", "sweep", "search", "run", 
 
 
 @pytest.mark.parametrize("command", QUIET)
-def test_what_shows_progress_can_be_told_to_be_quiet(command: str) -> None:
+def test_commands_with_progress_have_quiet(command: str) -> None:
     parser = typer.main.get_command(app_for([command])).commands[command]  # type: ignore[attr-defined]
     assert {"-q", "--quiet"} in [{*option.opts} for option in parser.params]
 
 
-@pytest.mark.parametrize(("quiet", "told"), [(True, ["warning: b"]), (False, ["a", "warning: b"])])
+@pytest.mark.parametrize(("quiet", "reported"), [(True, ["warning: b"]), (False, ["a", "warning: b"])])
 def test_a_quiet_commentary_has_warnings_and_no_bar(
-    quiet: bool, told: list[str], capsys: pytest.CaptureFixture[str]
+    quiet: bool, reported: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     commentary = Commentary(quiet=quiet)
     commentary.say("a")
     commentary.say("warning: b")
-    assert capsys.readouterr().err.splitlines() == told
+    assert capsys.readouterr().err.splitlines() == reported
     assert isinstance(commentary.progress("c", 1), NullProgress) == quiet
 
 

@@ -39,8 +39,8 @@ class Bar:
 
     def __exit__(self, *error: object) -> None: ...
 
-    def update(self, done: float, said: str) -> None:
-        self.said = said
+    def update(self, done: float, reported: str) -> None:
+        self.said = reported
 
 
 @pytest.mark.parametrize("counted", UNITS)
@@ -63,9 +63,9 @@ def test_the_end_of_a_training_shows_small_losses_and_what_they_were_measured_on
     trained = dataclasses.replace(make_record(2, 1.0), loss=0.00027)
     point = HistoryPoint(epoch=1.0, step=1, seconds=1.0, loss=0.5)
     held_out = dataclasses.replace(point, val_loss=0.00027, val_metrics={"r2": 0.5})
-    for last, said in ((point, "loss 0.00027"), (held_out, "held-out loss 0.00027, r2 0.5000")):
+    for last, reported in ((point, "loss 0.00027"), (held_out, "held-out loss 0.00027, r2 0.5000")):
         train.print_summary(Path("run"), dataclasses.replace(trained, history=[last], accuracy=None))
-        assert f"; 1 images/s, {said}\n" in capsys.readouterr().out
+        assert f"; 1 images/s, {reported}\n" in capsys.readouterr().out
 
 
 def test_a_warning_that_was_shown_when_it_came_is_not_said_again(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,8 +73,8 @@ def test_a_warning_that_was_shown_when_it_came_is_not_said_again(capsys: pytest.
         follower.show({"kind": "message", "text": "warning: no room"})
     record = dataclasses.replace(make_record(2, 1.0), warnings=["no room", "few steps"])
     train.print_summary(Path("run"), record, printed=follower.printed)
-    said = capsys.readouterr().err
-    assert said.count("warning: no room") == said.count("warning: few steps") == 1
+    reported = capsys.readouterr().err
+    assert reported.count("warning: no room") == reported.count("warning: few steps") == 1
 
 
 def test_an_inference_says_what_this_call_took(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,10 +83,10 @@ def test_an_inference_says_what_this_call_took(capsys: pytest.CaptureFixture[str
     )
     record = dataclasses.replace(make_record(2, 20.0, counted="samples"), seconds_total=2.0, inference=found)
     infer._print_summary(Path("out"), record, (), advise=False)
-    said = (
+    reported = (
         "140 samples in 5 shards; 40 of them computed in 2 s on 2 ranks, 20 samples/s; a batch of 32 in 100 ms (median;"
     )
-    assert said in capsys.readouterr().out
+    assert reported in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("counted", UNITS)

@@ -65,7 +65,7 @@ def test_a_narrow_terminal_keeps_what_matters_and_stacks_the_rest(
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, reported",
     [
         (["--where", "stratgy=ring"], "did you mean 'strategy'"),
         (["--where", "accuracy>x"], "compares numbers"),
@@ -74,12 +74,12 @@ def test_a_narrow_terminal_keeps_what_matters_and_stacks_the_rest(
     ],
     ids=" ".join,
 )
-def test_a_slip_in_a_condition_is_one_line(ask_hpcdl: CommandLine, arguments: list[str], said: str) -> None:
+def test_a_slip_in_a_condition_is_one_line(ask_hpcdl: CommandLine, arguments: list[str], reported: str) -> None:
     refused = ask_hpcdl(["runs", STUDY, *arguments])
-    assert refused.code == 2 and said in refused.err and len(refused.err.splitlines()) == 1
+    assert refused.code == 2 and reported in refused.err and len(refused.err.splitlines()) == 1
 
 
-def test_a_damaged_record_is_told_and_the_others_listed(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_a_damaged_record_is_reported_and_the_others_listed(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     whole = (STUDY / RING / "record.json").read_text()
     for name, text in {
         "whole": whole,
@@ -103,12 +103,12 @@ def _flat(text: str) -> str:
 def test_two_runs_side_by_side(ask_hpcdl: CommandLine) -> None:
     found = ask_hpcdl(["diff", STUDY / RING, STUDY / SERVERS, "--json"])
     assert found.code == 0, found.err
-    told = {item["key"]: item for item in found.json()["differences"]}
-    assert (told["strategy"]["first"], told["strategy"]["second"]) == ("ring", "ps")
-    rate = told["images_per_second"]
+    reported = {item["key"]: item for item in found.json()["differences"]}
+    assert (reported["strategy"]["first"], reported["strategy"]["second"]) == ("ring", "ps")
+    rate = reported["images_per_second"]
     first, second = (json.loads((STUDY / name / "record.json").read_text()) for name in (RING, SERVERS))
     measured = [record["images_per_second"] for record in (first, second)]
-    assert [rate["first"], rate["second"]] == measured and "optimizer" not in told
+    assert [rate["first"], rate["second"]] == measured and "optimizer" not in reported
     assert rate["ratio"] == pytest.approx(measured[1] / measured[0])
     shown = ask_hpcdl(["diff", STUDY / RING, STUDY / SERVERS]).out
     assert max(map(len, shown.splitlines()[2:])) <= 80 and f"x {measured[1] / measured[0]:.3f}" in shown
@@ -124,9 +124,9 @@ def test_long_values_that_differ_are_not_cut_to_the_same_words(ask_hpcdl: Comman
         record["config"].pop("inject", None)  # an older version had no such setting
         record["config"] |= {"inject": ""} if name == "one" else {}
         (tmp_path / name / "record.json").write_text(json.dumps(record))
-    said = ask_hpcdl(["diff", tmp_path / "one", tmp_path / "two"]).out
-    (line,) = [line for line in said.splitlines() if "profile" in line]
-    assert "of one/" in line and "of two/" in line and "inject" not in said
+    reported = ask_hpcdl(["diff", tmp_path / "one", tmp_path / "two"]).out
+    (line,) = [line for line in reported.splitlines() if "profile" in line]
+    assert "of one/" in line and "of two/" in line and "inject" not in reported
 
 
 def test_settings_that_an_older_record_lacks_are_no_difference(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
@@ -141,8 +141,8 @@ def test_settings_that_an_older_record_lacks_are_no_difference(ask_hpcdl: Comman
         (tmp_path / name / "record.json").write_text(json.dumps(record))
     listed = ask_hpcdl(["runs", tmp_path], env={"COLUMNS": "200"}).out
     assert "init-weights" in listed and "smoothing" not in listed and "weight-decay" not in listed
-    said = ask_hpcdl(["diff", tmp_path / "old", tmp_path / "new"]).out
-    assert re.search(r"label-smoothing +not recorded +0.25", said), said
+    reported = ask_hpcdl(["diff", tmp_path / "old", tmp_path / "new"]).out
+    assert re.search(r"label-smoothing +not recorded +0.25", reported), reported
     rows = ask_hpcdl(["diff", tmp_path / "old", tmp_path / "new", "--json"]).json()["differences"]
     assert {row["key"]: row["first"] for row in rows}["label-smoothing"] is None
 

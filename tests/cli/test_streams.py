@@ -25,7 +25,7 @@ def in_shell(command: CommandLine, line: str, cwd: Path, env: dict[str, str] | N
 
 
 @pytest.mark.parametrize("words", ["--help", "--version", "train --help", "models", "strategies --json", "node show"])
-def test_what_cannot_be_printed_is_told_and_what_nobody_reads_is_not(
+def test_what_cannot_be_printed_is_reported_and_what_nobody_reads_is_not(
     words: str, session_hpcdl: CommandLine, tmp_path: Path
 ) -> None:
     code, _, err = in_shell(session_hpcdl, f"$H {words} >/dev/full", tmp_path)

@@ -21,7 +21,7 @@ def test_an_interface_can_be_named() -> None:
     assert job_address(placement(2), {"HPCDL_ADDRESS": "10.0.0.9"}) == "10.0.0.9"
 
 
-def test_a_name_that_stands_for_the_loopback_is_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_of_the_loopback_is_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
     assert job_address(placement(2), {"SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"}) == "127.0.0.1"
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "10.1.2.3")

@@ -137,7 +137,7 @@ def read_pbs(script: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "wishes", "said"),
+    ("launcher", "wishes", "reported"),
     [
         ("slurm", NodeWishes(options=("nice",)), "--batch-option 'nice'"),
         ("slurm", NodeWishes(options=("--nice\n#SBATCH --exclusive",)), "--batch-option"),
@@ -155,8 +155,8 @@ def read_pbs(script: str) -> dict[str, Any]:
         ("pbs", NodeWishes(mem="8 G:x"), "--mem '8 G:x'"),
     ],
 )
-def test_wishes_that_a_system_cannot_take_are_refused(launcher: str, wishes: NodeWishes, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_wishes_that_a_system_cannot_take_are_refused(launcher: str, wishes: NodeWishes, reported: str) -> None:
+    with pytest.raises(UsageError, match=reported):
         render(request(launcher=launcher, nodes_wanted=wishes), {})
 
 
@@ -192,8 +192,8 @@ def test_a_site_has_defaults_that_flags_overrule(ask_hpcdl: CommandLine, tmp_pat
     made = ask_hpcdl(["submit", "--dry-run", *flags, "--", *TRAIN], env=env)
     assert "--partition=big\n" in made.out and "--partition" not in made.err and "--exclusive" not in made.out
     assert "#SBATCH --licenses=a,b\n#SBATCH --nice=3\n#SBATCH --comment=a\n" in made.out
-    told = ask_hpcdl(["submit", "--dry-run", "--json", "--", *TRAIN], env=env).json()["defaults"]
-    assert {"key": "account", "value": "TG-1", "origin": f"site ({tmp_path}/site.toml)"} in told
+    reported = ask_hpcdl(["submit", "--dry-run", "--json", "--", *TRAIN], env=env).json()["defaults"]
+    assert {"key": "account", "value": "TG-1", "origin": f"site ({tmp_path}/site.toml)"} in reported
     (tmp_path / "site.toml").write_text('[submit]\nqeue = "normal"\nnodes = 0\n')
     refused = ask_hpcdl(["submit", "--dry-run", "--", *TRAIN], env=env)
     assert refused.code == 2 and "'qeue'" in refused.err and "nodes: 0 is out of range" in refused.err
@@ -214,7 +214,7 @@ def test_who_forgets_the_dashes_is_shown_where_they_belong(
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "reported"),
     [
         ([*TRAIN, "--strategy", "rong"], "unknown strategy 'rong'"),
         ([*TRAIN[:4], "shards"], "shards"),
@@ -227,16 +227,16 @@ def test_who_forgets_the_dashes_is_shown_where_they_belong(
     ],
 )
 def test_what_would_end_at_once_is_not_queued(
-    ask_hpcdl: CommandLine, tmp_path: Path, command: list[str], said: str
+    ask_hpcdl: CommandLine, tmp_path: Path, command: list[str], reported: str
 ) -> None:
     tools = tmp_path / "bin"
     program(tools, "sbatch", f"touch {tmp_path}/queued; echo 4711")
     env = {"PATH": f"{tools}:{os.environ['PATH']}"}
     refused = ask_hpcdl(["submit", "--", *command], env=env)
-    assert refused.code == 2 and said in refused.err and not (tmp_path / "queued").exists()
+    assert refused.code == 2 and reported in refused.err and not (tmp_path / "queued").exists()
     assert len(refused.err.splitlines()) == 1
     shown = ask_hpcdl(["submit", "--dry-run", "--", *command], env=env)
-    assert shown.code == 0 and said in shown.err and "warning: the job would be refused" in shown.err
+    assert shown.code == 0 and reported in shown.err and "warning: the job would be refused" in shown.err
 
 
 @pytest.mark.parametrize("command", [TRAIN, ["run", "script.py"]])
@@ -285,14 +285,14 @@ def test_train_gets_ranks_run_folder_and_resume() -> None:
     assert str(run_dir) == "mine" and named.command == [*TRAIN, "--run-dir=mine", "--ranks", "1"]
 
 
-def test_infer_gets_ranks_and_goes_on() -> None:
+def test_infer_gets_ranks_and_continues() -> None:
     words = ["infer", "runs/a", "--data", "shards", "--out", "outputs"]
     made, run_dir = plan_job(Wanted(command=words, nodes=4, ranks_per_node=2, until_done=True, stage_env=True))
     assert run_dir is None and made.command == [*words, "--ranks", "8", "--stage-env", "--resume"]
 
 
 @pytest.mark.parametrize(
-    ("wanted", "said"),
+    ("wanted", "reported"),
     [
         (Wanted(command=["infer", "a", "-n", "3"], nodes=2), "--ranks 3, but --nodes 2 x --ranks-per-node 1 = 2"),
         (Wanted(command=[*TRAIN, "--ranks", "3"], nodes=2), "--ranks 3, but --nodes 2 x --ranks-per-node 1 = 2"),
@@ -302,8 +302,8 @@ def test_infer_gets_ranks_and_goes_on() -> None:
         (Wanted(command=TRAIN, time_s=60, warning_s=60), "less than --time"),
     ],
 )
-def test_what_does_not_fit_is_refused(wanted: Wanted, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_what_does_not_fit_is_refused(wanted: Wanted, reported: str) -> None:
+    with pytest.raises(UsageError, match=reported):
         plan_job(wanted)
 
 

@@ -51,15 +51,15 @@ def test_ranks_get_the_cores_that_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "said"),
+    ("wanted", "reported"),
     [
         (NodeWishes(mem="8G"), "--mem: Flux has no such option"),
         (NodeWishes(options=("-t10",)), "type --time"),
         (NodeWishes(options=("--output=x",)), "submit sets it itself"),
     ],
 )
-def test_what_flux_cannot_do_is_refused(wanted: NodeWishes, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_what_flux_cannot_do_is_refused(wanted: NodeWishes, reported: str) -> None:
+    with pytest.raises(UsageError, match=reported):
         render(request(launcher="flux", nodes_wanted=wanted), {})
     with pytest.raises(UsageError, match="cannot requeue itself"):
         render(request(launcher="flux", until_done=True), {})

@@ -109,8 +109,8 @@ def test_slurm_says_which_nodes_are_gone(tmp_path: Path) -> None:
     assert load_launcher("slurm").lost_hosts(environment) == {"n2", "n3", "n5"}
     (tmp_path / "sinfo").write_text("#!/bin/sh\nexit 1\n")
     assert load_launcher("slurm").lost_hosts(environment) == set()
-    said = "srun: error: Task launch for StepId=1.1 failed on node n2: Communication connection failure\n"
-    assert load_launcher("slurm").first_casualty(said) == Casualty(lost_host="n2")
+    reported = "srun: error: Task launch for StepId=1.1 failed on node n2: Communication connection failure\n"
+    assert load_launcher("slurm").first_casualty(reported) == Casualty(lost_host="n2")
 
 
 def test_a_host_file_is_read_as_mpiexec_reads_it(tmp_path: Path) -> None:

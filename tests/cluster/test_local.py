@@ -65,7 +65,7 @@ def test_ranks_that_finish_are_in_one_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
-def test_a_folder_that_is_moved_while_ranks_run_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_is_moved_while_ranks_run_is_reported(tmp_path: Path) -> None:
     moved = "communicator.barrier()\nif place.rank == 0: folder.rename(str(folder) + '-moved')\nreport.publish('done')"
     with pytest.raises(HpcdlError, match=r"was moved or removed while its ranks ran: .* --resume"):
         start(moved, tmp_path)
@@ -98,7 +98,7 @@ def test_a_rank_that_dies_before_there_is_a_table_is_named(tmp_path: Path) -> No
 @pytest.mark.mpi
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize(("body", "lost"), [("os.kill(os.getpid(), 9)", True), ("sys.exit(1)", False)])
-def test_ranks_killed_before_they_have_said_a_word_are_lost(
+def test_ranks_killed_before_their_first_message_are_lost(
     tmp_path: Path, num_ranks: int, body: str, *, lost: bool
 ) -> None:
     """Ranks killed before their first message are lost, so new ones may start; a program that cannot start is not."""
@@ -154,7 +154,7 @@ def test_only_a_rank_that_nobody_asked_to_stop_is_lost(tmp_path: Path, asked: bo
 
 
 @pytest.mark.mpi
-def test_who_kills_the_ranks_by_a_second_signal_is_not_told_of_a_crash(tmp_path: Path) -> None:
+def test_who_kills_the_ranks_by_a_second_signal_is_not_reported_a_crash(tmp_path: Path) -> None:
     def tick() -> None:
         if len(read_statuses(tmp_path / "ranks")) == 2:
             os.kill(os.getpid(), signal.SIGINT)
@@ -217,7 +217,7 @@ def test_who_lets_go_of_its_files_first_died_first() -> None:
         assert watch.poll(0.2) == []  # once per process
 
 
-def test_who_dies_at_its_start_is_told_of_before_who_is_killed_for_it() -> None:
+def test_who_dies_at_its_start_is_reported_before_who_is_killed_for_it() -> None:
     """A process that dies at start is reported before those killed for it, even if all reach the watch at once."""
     program = "import sys; from hpcdl.cluster.deaths import hold_line; hold_line('start'); print(flush=True); input()"
     line = [sys.executable, "-c", program]

@@ -28,7 +28,7 @@ INFER = ("infer", "model.keras", "--data", "shards", "--out", "outputs", "--modu
 
 
 @pytest.mark.parametrize("words", [(*TRAIN, MODULES), INFER, ("run", "--module", MODULES, "script.py", "--own", "a b")])
-def test_who_a_module_brings_goes_on_with_all_of_them(with_modules: CommandLine, words: tuple[str, ...]) -> None:
+def test_who_a_module_brings_continues_with_all_of_them(with_modules: CommandLine, words: tuple[str, ...]) -> None:
     done = with_modules(words)
     assert done.code == 0, done.err
     assert done.out == f"of the tool, 1: {' '.join(words)}\n"

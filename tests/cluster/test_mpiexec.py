@@ -110,6 +110,6 @@ def test_the_real_one_starts_its_own_library() -> None:
 
 def test_only_open_mpi_needs_telling() -> None:
     assert environment_for("mpich") == {}
-    told = environment_for("openmpi")
-    assert told["OMPI_MCA_mpi_yield_when_idle"] == "1"
-    assert ("OMPI_ALLOW_RUN_AS_ROOT" in told) == (os.geteuid() == 0)
+    reported = environment_for("openmpi")
+    assert reported["OMPI_MCA_mpi_yield_when_idle"] == "1"
+    assert ("OMPI_ALLOW_RUN_AS_ROOT" in reported) == (os.geteuid() == 0)

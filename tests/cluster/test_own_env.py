@@ -139,7 +139,9 @@ def test_an_installation_that_is_gone_is_named(environment: Path, tmp_path: Path
     assert "/no/such/installation is gone" in done.stderr and "hpcdl env create" in done.stderr
 
 
-def test_a_second_copy_that_hides_the_installations_is_told_by_doctor(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_a_second_copy_that_hides_the_installations_is_reported_by_doctor(
+    run_hpcdl: CommandLine, tmp_path: Path
+) -> None:
     info = tmp_path / "numpy-1.24.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 1.24.0\n")
@@ -149,7 +151,7 @@ def test_a_second_copy_that_hides_the_installations_is_told_by_doctor(run_hpcdl:
     assert " hides " in texts[0]
 
 
-def test_a_copy_on_a_nodes_storage_brings_what_it_stands_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_on_a_nodes_storage_brings_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy on a node's storage includes the base installation; the test uses a small one instead of 2 GB."""
     base, own, node = (tmp_path / name for name in ("base", "own", "node"))
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(base)], check=True)

@@ -43,7 +43,7 @@ def test_ranks_run_from_the_copy_and_it_goes_away(small: Path, tmp_path: Path) -
     assert list((tmp_path / "node").iterdir()) == []
 
 
-def test_it_is_packed_once_and_anew_after_a_change(small: Path) -> None:
+def test_it_is_packed_once_and_again_after_a_change(small: Path) -> None:
     first = own_env.pack(small)
     stamp = first.stat().st_mtime_ns
     assert own_env.pack(small) == first and first.stat().st_mtime_ns == stamp

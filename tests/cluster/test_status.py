@@ -110,9 +110,12 @@ def test_an_own_failure_counts_before_all_else() -> None:
 
 @pytest.mark.parametrize("state", ["failed", "bereaved"])
 def test_the_kind_of_a_failure_comes_with_it(state: str) -> None:
-    told = [status(0, state, "the gradient is not finite", kind="not-finite"), status(1, "bereaved", "rank 0 is gone")]
+    reported = [
+        status(0, state, "the gradient is not finite", kind="not-finite"),
+        status(1, "bereaved", "rank 0 is gone"),
+    ]
     with pytest.raises(RankError, match="not finite") as caught:
-        raise_for(told, 2, casualty=None, log=LOG)
+        raise_for(reported, 2, casualty=None, log=LOG)
     assert caught.value.kind == "not-finite"
 
 

@@ -147,35 +147,35 @@ def test_slices_change_nothing(name: str, num_ranks: int) -> None:
 
 @pytest.mark.parametrize("hosts", ["aaaa", "aabb", "aba"])
 @pytest.mark.parametrize("name", list(COLLECTIVES))
-def test_each_part_is_told_of_once_and_is_finished(name: str, hosts: str) -> None:
+def test_each_part_is_reported_once_and_is_finished(name: str, hosts: str) -> None:
     """In many slices each part is reported once, with its final value, and none is omitted."""
 
     def body(communicator: ThreadCommunicator) -> tuple[Any, Any]:
         buffer = values(communicator.rank, 5003, "float32")
-        told = numpy.zeros_like(buffer)
+        reported = numpy.zeros_like(buffer)
 
         def finished(part: Any) -> None:
             start = (part.ctypes.data - buffer.ctypes.data) // 4
-            told[start : start + part.size] += part
+            reported[start : start + part.size] += part
 
         workspace = Workspace(message_bytes=400, measure=False)
         COLLECTIVES.load(name)(communicator, buffer, workspace, None, finished)
-        return buffer, told
+        return buffer, reported
 
-    for buffer, told in run(len(hosts), body, list(hosts)):
-        numpy.testing.assert_array_equal(buffer, told)
+    for buffer, reported in run(len(hosts), body, list(hosts)):
+        numpy.testing.assert_array_equal(buffer, reported)
 
 
 @pytest.mark.parametrize("num_ranks, length", [(1, 6), (3, 0)])
 @pytest.mark.parametrize("name", list(COLLECTIVES))
 def test_what_needs_no_exchange_is_finished(name: str, num_ranks: int, length: int) -> None:
     def body(communicator: ThreadCommunicator) -> list[Any]:
-        told: list[Any] = []
+        reported: list[Any] = []
         buffer = numpy.ones((2, length // 2))
-        COLLECTIVES.load(name)(communicator, buffer, Workspace(measure=False), None, told.append)
-        return told
+        COLLECTIVES.load(name)(communicator, buffer, Workspace(measure=False), None, reported.append)
+        return reported
 
-    assert [sum(part.size for part in told) for told in run(num_ranks, body)] == [length] * num_ranks
+    assert [sum(part.size for part in reported) for reported in run(num_ranks, body)] == [length] * num_ranks
 
 
 NODES = [["a", "a", "b", "b"], ["a", "b", "a", "b", "b"], ["a", "b", "c"], ["a"] * 6 + ["b"] * 6, ["a", "a", "a", "b"]]

@@ -42,9 +42,9 @@ def test_sums_and_broadcasts_are_the_same_on_every_rank(tmp_path: Path) -> None:
     def body(world: ControlCommunicator) -> tuple[list[float], list[int], list[Any]]:
         sums = numpy.array([[0.1, 1.0], [world.rank, 1e-17]])
         world.allreduce(sums)
-        told = numpy.arange(3) * (world.rank + 1)
-        world.broadcast(told, root=2)
-        return sums.ravel().tolist(), told.tolist(), world.allgather_json({"rank": world.rank})
+        reported = numpy.arange(3) * (world.rank + 1)
+        world.broadcast(reported, root=2)
+        return sums.ravel().tolist(), reported.tolist(), world.allgather_json({"rank": world.rank})
 
     results = run(3, tmp_path, body)
     assert results[0] == results[1] == results[2]

@@ -42,10 +42,10 @@ def test_the_longest_value_is_shorter_and_all_else_gets_through(slurm: tuple[soc
         scheduler.sendall(b"cmd=maxes vallen_max=256\n")
         assert rank.recv(4096) == b"cmd=maxes vallen_max=256\n"
         rank.sendall(b"cmd=put value=" + bytes(range(256)) * 40)
-        said = b""
-        while len(said) < 14 + 40 * 256:
-            said += scheduler.recv(4096)
-        assert said.endswith(bytes(range(256)))
+        reported = b""
+        while len(reported) < 14 + 40 * 256:
+            reported += scheduler.recv(4096)
+        assert reported.endswith(bytes(range(256)))
     scheduler.sendall(LONG)
     assert rank.recv(4096) == LONG, "once MPI has started they talk without anybody between"
 
@@ -113,7 +113,7 @@ def test_a_rank_says_to_mpichs_own_mpiexec_that_it_is_done(monkeypatch: pytest.M
 
 
 @pytest.mark.mpi
-def test_what_stands_between_mpiexec_and_a_rank_is_not_killed_at_the_end() -> None:
+def test_processes_between_mpiexec_and_a_rank_are_not_killed_at_the_end() -> None:
     """A process between mpiexec and a rank, as a container has one, is not killed: it may end after the rank."""
     mpiexec = find_mpiexec()
     between = [sys.executable, "-c", BETWEEN, sys.executable, "-c", LEAVES]

@@ -51,9 +51,9 @@ def together(size: int, secret: Path, body: Callable[[tcp.TcpGroup], Any], timeo
 def test_everybody_learns_everything(secret: Path, size: int) -> None:
     def body(group: tcp.TcpGroup) -> list[Any]:
         gathered = group.gather_json({"rank": group.rank})
-        told = group.broadcast_json("ports" if group.rank == 0 else None)
+        reported = group.broadcast_json("ports" if group.rank == 0 else None)
         group.barrier()
-        return [len(gathered), told, group.allgather_json([group.rank, "ü" * 100_000])[-1][0]]
+        return [len(gathered), reported, group.allgather_json([group.rank, "ü" * 100_000])[-1][0]]
 
     assert together(size, secret, body) == [[size if rank == 0 else 0, "ports", size - 1] for rank in range(size)]
 

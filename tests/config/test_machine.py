@@ -60,7 +60,7 @@ def test_who_names_the_machine(centre: Path, monkeypatch: pytest.MonkeyPatch) ->
         machine_in_force()
 
 
-def test_a_machine_lies_between_site_and_user(centre: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_is_between_site_and_user(centre: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCDL_MACHINE", "big")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "own"))
     (tmp_path / "own" / "hpcdl").mkdir(parents=True)
@@ -73,7 +73,7 @@ def test_a_machine_lies_between_site_and_user(centre: Path, tmp_path: Path, monk
     assert [layer.origin.partition(" ")[0] for layer in standard_layers("submit")] == ["site", "machine", "user"]
 
 
-def test_a_variable_that_is_set_stays_and_is_said(centre: Path) -> None:
+def test_a_variable_that_is_set_stays_and_is_reported(centre: Path) -> None:
     machine = read_machine_settings(centre / "machines" / "big.toml")
     environment = {"FI_X": "2", "HOME": "/"}
     assert take_environment(machine, environment) == ["FI_X=2 was set before and stays; the machine big asks for '1'"]
@@ -139,9 +139,9 @@ def test_job_scripts_load_the_modules(centre: Path, monkeypatch: pytest.MonkeyPa
 
 def test_doctor_sees_what_differs(centre: Path) -> None:
     assert [item.level for item in check_machine(Subject(environment={}))] == ["ok"]
-    told = check_machine(Subject(environment={"HPCDL_MACHINE": "big", "FI_X": "2", "LOADEDMODULES": "craype/2.7"}))
-    assert [item.level for item in told] == ["warning", "warning"]
-    assert "FI_X=2 is set here" in told[0].text and "not loaded here: rocm/6.2" in told[1].text
+    reported = check_machine(Subject(environment={"HPCDL_MACHINE": "big", "FI_X": "2", "LOADEDMODULES": "craype/2.7"}))
+    assert [item.level for item in reported] == ["warning", "warning"]
+    assert "FI_X=2 is set here" in reported[0].text and "not loaded here: rocm/6.2" in reported[1].text
     well = {"HPCDL_MACHINE": "big", "LOADEDMODULES": "craype/2.7:rocm/6.2"}
     assert [item.text for item in check_machine(Subject(environment=well))] == [
         f"machine big ({centre / 'machines' / 'big.toml'}): 2 variables, 2 modules"

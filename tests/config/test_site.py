@@ -34,7 +34,7 @@ def test_strategies_can_be_forbidden(site_file: Path) -> None:
         ("[site]\nforbid-strategy = []", "did you mean 'forbid-strategies'"),
     ],
 )
-def test_a_slip_is_told(site_file: Path, text: str, says: str) -> None:
+def test_a_slip_is_reported(site_file: Path, text: str, says: str) -> None:
     site_file.write_text(text)
     with pytest.raises(UsageError, match=says):
         site_rules()

@@ -94,8 +94,8 @@ def test_what_finds_no_room_is_named(
     monkeypatch.setattr(os, call, full)
     with pytest.raises(OSError, match="No space left") as caught:
         change(folder / "file")
-    said = f"cannot write {folder / 'file'}: No space left on device; make room"
-    assert one_line(caught.value).startswith(said)
+    reported = f"cannot write {folder / 'file'}: No space left on device; make room"
+    assert one_line(caught.value).startswith(reported)
     assert not names(folder)
 
 

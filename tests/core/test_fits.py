@@ -106,7 +106,7 @@ def test_too_few_sizes_give_no_fit() -> None:
     assert fit_scaling(LAWS["amdahl"], [4, 4, 4], [1, 2, 3]) is None
 
 
-def test_as_many_parameters_as_sizes_is_said() -> None:
+def test_as_many_parameters_as_sizes_is_reported() -> None:
     fit = fit_scaling(LAWS["usl"], [1, 2, 4], [100, 190, 350])
     assert fit is not None
     assert fit.saturated
@@ -121,7 +121,7 @@ def test_wild_runs_do_not_break_the_fit(values: list[float]) -> None:
     assert fit is None or math.isfinite(fit.parameters["x1"].value)
 
 
-def test_a_law_that_does_not_describe_the_runs_is_told_of() -> None:
+def test_a_law_that_does_not_describe_the_runs_is_reported() -> None:
     """A law that does not fit (a knee beyond four workers) is reported; noise around the law itself is not."""
     random = numpy.random.default_rng(1)
 

@@ -55,7 +55,7 @@ def test_lists_become_tuples_and_vars_names_defaults() -> None:
         ([1], r"^Outer is \[1\], expected object$"),
     ],
 )
-def test_what_does_not_fit_is_told_with_its_place(document: Any, words: str) -> None:
+def test_what_does_not_fit_is_reported_with_its_place(document: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         from_json(Outer, document)
     assert decoded(Outer, json.dumps(document).encode()) is None

@@ -56,7 +56,7 @@ def contrast(color: str, ground: str) -> float:
 @pytest.mark.parametrize("paper", ["light", "dark"])
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("figure", FIGURES)
-def test_every_reader_tells_the_colours_of_a_figure_apart(figure: str, reader: str, paper: str) -> None:
+def test_every_reader_can_distinguish_the_colours_of_a_figure(figure: str, reader: str, paper: str) -> None:
     shown = [getattr(color, paper) for color in FIGURES[figure]]
     close = {
         pair: difference(*pair, reader)
@@ -67,7 +67,7 @@ def test_every_reader_tells_the_colours_of_a_figure_apart(figure: str, reader: s
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_classes_of_a_mask_are_told_apart_on_a_grey_picture(reader: str) -> None:
+def test_classes_of_a_mask_are_distinguished_on_a_grey_picture(reader: str) -> None:
     mixed = [[round(0.4 * 128 + 0.6 * value) for value in channels(color.dark)] for color in CURVES[:6]]
     shown = [f"#{bytes(color).hex()}" for color in mixed]
     assert min(difference(*pair, reader) for pair in itertools.combinations(shown, 2)) > LEAST / 2

@@ -36,8 +36,8 @@ def test_a_log_gets_a_line_a_minute_with_the_time_left(
         for step in range(400, 581):  # resumed at step 400, with one step per second
             bar.update(step, f"step {step}")
             clock.now_s += 1
-    told = capsys.readouterr().err.splitlines()
-    assert told == [
+    reported = capsys.readouterr().err.splitlines()
+    assert reported == [
         "training: 46 %, step 460, 9m 00s left",
         "training: 52 %, step 520, 8m 00s left",
         "training: 58 %, step 580, 7m 00s left",

@@ -35,7 +35,7 @@ def test_a_run_that_nobody_writes_is_lost_and_looking_changes_nothing(tmp_path: 
 
 
 @pytest.mark.parametrize("below", ["", RANKS])
-def test_a_run_whose_lock_is_held_goes_on(tmp_path: Path, below: str) -> None:
+def test_a_run_whose_lock_is_held_continues(tmp_path: Path, below: str) -> None:
     """A run continues while its lock is held, by the process that started it or, after its end, by rank 0."""
     (tmp_path / below).mkdir(exist_ok=True)
     hold = "import sys, time; from pathlib import Path; from hpcdl.core.storage.lock import writing\n"
@@ -52,7 +52,7 @@ def test_a_run_whose_lock_is_held_goes_on(tmp_path: Path, below: str) -> None:
         pass
 
 
-def test_of_another_host_no_more_is_said_than_is_known(tmp_path: Path) -> None:
+def test_messages_about_another_host_state_only_what_is_known(tmp_path: Path) -> None:
     lock_of(tmp_path, host="n17", pid=1, job="")
     (tmp_path / "metrics.jsonl").touch()
     found = state_of(tmp_path, "running")

@@ -76,7 +76,7 @@ def test_welch_refuses_what_has_no_logarithm() -> None:
         welch_log_ratio([1.0, 0.0], [1.0, 2.0])
 
 
-def test_runs_without_noise_are_told_apart() -> None:
+def test_runs_without_noise_are_distinguished() -> None:
     same, other = welch_log_ratio([2.0, 2.0], [2.0, 2.0]), welch_log_ratio([2.0, 2.0], [1.0, 1.0])
     assert (same.p_value, same.low, same.high) == (1.0, 1.0, 1.0)
     assert other.p_value == 0.0

@@ -187,12 +187,12 @@ def test_a_shifted_clock_is_ahead() -> None:
 @pytest.mark.parametrize("set_s", [30.0, -30.0, 0.01])
 def test_a_clock_that_is_set_moves_no_time_of_a_run(set_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, real = WallClock(), time.time
-    began, told = clock.now_s(), -real()
+    began, reported = clock.now_s(), -real()
     assert clock.set_by_s() == pytest.approx(0, abs=0.005)
     monkeypatch.setattr(time, "time", lambda: real() + set_s)
     told_later = -time.time()
     assert 0 <= clock.now_s() - began < 1 and clock.set_by_s() == pytest.approx(set_s, abs=0.005)
     assert clock.settled(told_later, began) == pytest.approx(clock.now_s(), abs=0.5)
     if abs(set_s) > 1:  # noted before the clock was set by that step
-        assert clock.settled(told, began) == pytest.approx(began, abs=0.5)
+        assert clock.settled(reported, began) == pytest.approx(began, abs=0.5)
     assert clock.settled(began, 0.0) == began

@@ -96,7 +96,7 @@ BEHAVIOUR = {
         "test_verified.py::test_a_picture_that_does_not_decode_is_named_by_training"
     ),
     "a disk that fills up while compressed shards are written: one line, and `--resume`": (
-        "test_faults.py::test_a_disk_that_fills_up_with_compressed_shards_is_told_and_resumed"
+        "test_faults.py::test_a_disk_that_fills_up_with_compressed_shards_is_reported_and_resumed"
     ),
     "`--resume` after the source changed: refused": (
         "test_resume.py::test_a_source_that_changed_is_not_mixed_by_resume"
@@ -153,12 +153,12 @@ def look(kind: str, name: str, save: Save, options: Mapping[str, Any], outcome: 
             kind = kind or str(options.get("format") or recognise(str(source)))
         try:
             job = dry_run(request(source, Path(scratch) / "out", workers=1, **options))
-            found, said = RIGHT, _read_as(job)
+            found, reported = RIGHT, _read_as(job)
         except HpcdlError as error:
-            found, said = ("refused" if outcome == RIGHT else outcome), str(error)
-    said = said.replace(f"{source}/", "").replace(str(source), source.name).replace(f"{root}/", "")
+            found, reported = ("refused" if outcome == RIGHT else outcome), str(error)
+    reported = reported.replace(f"{source}/", "").replace(str(source), source.name).replace(f"{root}/", "")
     flags = tuple(f"--{key.replace('_', '-')}" for key in options)
-    return Tried(format=kind or "image-folder", name=name, flags=flags, outcome=found, said=said)
+    return Tried(format=kind or "image-folder", name=name, flags=flags, outcome=found, said=reported)
 
 
 def _read_as(job: Any) -> str:

@@ -36,10 +36,10 @@ def test_numbers_are_scaled_by_the_statistics_of_the_training(run_hpcdl: Command
         sharded(run_hpcdl, tmp_path / name, "x,y,energy", [f"{first + n},{n % 7},{n * 2.5}" for n in range(40)], *words)
         for name, first in (("a", 0), ("b", 100))
     )
-    read, said = fields_as_trained(later, trained)
+    read, reported = fields_as_trained(later, trained)
     assert [item.statistics for item in read.fields] == [item.statistics for item in trained.fields]
     assert [item.statistics for item in later.fields] != [item.statistics for item in trained.fields]
-    assert len(said) == 1 and "as in training" in said[0]
+    assert len(reported) == 1 and "as in training" in reported[0]
     assert fields_as_trained(trained, trained) == (trained, [])
 
 
@@ -55,9 +55,9 @@ def texts(run_hpcdl: CommandLine, folder: Path, longest: str) -> Dataset:
 def test_shorter_texts_are_padded_to_the_length_of_the_training(run_hpcdl: CommandLine, tmp_path: Path) -> None:
     trained = texts(run_hpcdl, tmp_path / "a", "a very long note on rain")
     shorter, longer = texts(run_hpcdl, tmp_path / "b", "snow"), texts(run_hpcdl, tmp_path / "c", "a longer " * 5)
-    read, said = fields_as_trained(shorter, trained)
+    read, reported = fields_as_trained(shorter, trained)
     assert read.fields[0].shape == trained.fields[0].shape != shorter.fields[0].shape
-    assert said == ["'text' is padded from 6 to 24, as in training"]
+    assert reported == ["'text' is padded from 6 to 24, as in training"]
     assert fields_as_trained(longer, trained) == (longer, [])  # cut off, they would lose data: the model refuses them
 
 

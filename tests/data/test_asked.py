@@ -317,7 +317,7 @@ def test_codes_keep_their_zeros_in_the_names_of_classes(tmp_path: Path) -> None:
         assert manifest.class_names == ("005", "007")
 
 
-def test_files_in_folders_that_are_not_read_are_told(tmp_path: Path) -> None:
+def test_files_in_folders_that_are_not_read_are_reported(tmp_path: Path) -> None:
     source = both(arrays(a=PART), file("more/b.h5"))(tmp_path)
     assert "not read: the folders 'more', which hold such files too" in make(source, tmp_path / "out").understood
 
@@ -395,9 +395,9 @@ def test_one_reading_is_taken(name: str, tmp_path: Path) -> None:
 
 def test_what_is_left_out_is_shown_and_kept(tmp_path: Path) -> None:
     source = both(pictures(*AB), file("__MACOSX/1"), file("list.csv"), file("cats/Thumbs.db"))(tmp_path)
-    told = dry_run(request(source, tmp_path / "out")).facts.remarks
-    assert list(told) == ["left out: the folders '__MACOSX'", "left out: 2 files, such as 'list.csv', 'Thumbs.db'"]
-    assert list(make(source, tmp_path / "out").understood) == list(told)
+    reported = dry_run(request(source, tmp_path / "out")).facts.remarks
+    assert list(reported) == ["left out: the folders '__MACOSX'", "left out: 2 files, such as 'list.csv', 'Thumbs.db'"]
+    assert list(make(source, tmp_path / "out").understood) == list(reported)
 
 
 def test_images_and_masks_are_pairs(tmp_path: Path) -> None:
@@ -428,8 +428,8 @@ def test_masks_in_files_that_are_black_and_white_are_shown(white: int, line: str
             path = tmp_path / "s" / folder / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(png(pixels.astype(np.uint8)))
-    told = " ".join(make(tmp_path / "s", tmp_path / "out", input="images=image", target="masks=mask").understood)
-    assert line in told if line else "different numbers" not in told
+    reported = " ".join(make(tmp_path / "s", tmp_path / "out", input="images=image", target="masks=mask").understood)
+    assert line in reported if line else "different numbers" not in reported
 
 
 @pytest.mark.parametrize("kind", ["csv", "hdf5"])
@@ -710,8 +710,8 @@ def test_what_training_makes_of_numbers_is_shown(dtype: str, line: str, tmp_path
     np.savez(
         tmp_path / "a.npz", x=np.array([[(1 << 24) + 1 if dtype == "i4" else 7, 1]] * 6, dtype), y=np.linspace(0, 1, 6)
     )
-    told = make(tmp_path / "a.npz", tmp_path / "out", input="x=x", target="y=y").understood
-    assert [line in one for one in told] == ([True] if line else [])
+    reported = make(tmp_path / "a.npz", tmp_path / "out", input="x=x", target="y=y").understood
+    assert [line in one for one in reported] == ([True] if line else [])
 
 
 MASKS = np.eye(8, dtype=np.uint8)[None].repeat(6, 0)
@@ -731,8 +731,8 @@ ODD = {
 def test_numbers_that_teach_nothing_or_the_wrong_thing_are_shown(case: str, tmp_path: Path) -> None:
     arrays, line = ODD[case]
     np.savez(tmp_path / "a.npz", **{"x": RANDOM.normal(size=(6, 4)), "y": RANDOM.normal(size=6), **arrays})
-    told = " ".join(make(tmp_path / "a.npz", tmp_path / "out", input="x=x", target="y=y").understood)
-    assert line in told if line else not told
+    reported = " ".join(make(tmp_path / "a.npz", tmp_path / "out", input="x=x", target="y=y").understood)
+    assert line in reported if line else not reported
 
 
 def test_values_that_are_not_valid_are_missing(tmp_path: Path) -> None:

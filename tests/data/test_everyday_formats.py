@@ -441,7 +441,7 @@ def test_a_damaged_zip_archive_is_named(tmp_path: Path) -> None:
         make(source, tmp_path / "out")
 
 
-def test_pictures_of_every_split_are_taken_and_unused_arrays_told(tmp_path: Path) -> None:
+def test_pictures_of_every_split_are_taken_and_unused_arrays_reported(tmp_path: Path) -> None:
     found = pixels(12, (4, 5, 3))
     parts = {"train": found[:6], "valid": found[6:9], "test": found[9:]}
     arrays = {f"x_{name}": own for name, own in parts.items()}

@@ -22,7 +22,7 @@ def picture(form: str, *, orientation: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
-def test_a_turned_picture_is_told_of(form: str) -> None:
+def test_a_turned_picture_is_reported(form: str) -> None:
     kinds = ImageKinds(size=None, channels=None)
     kinds.add(picture(form), "upright")
     assert not kinds.lines()

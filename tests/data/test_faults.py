@@ -160,7 +160,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_full_disk_is_told_and_resumed(
+def test_a_full_disk_is_reported_and_resumed(
     small_disk: Path, run_hpcdl: CommandLine, tmp_path: Path, workers: int
 ) -> None:
     line: list[str | Path] = ["shard", "synthetic:imagenet", small_disk / "out", "--samples", "130", "--shards", "10"]
@@ -191,7 +191,7 @@ def test_a_full_disk_is_told_and_resumed(
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_disk_that_fills_up_with_compressed_shards_is_told_and_resumed(
+def test_a_disk_that_fills_up_with_compressed_shards_is_reported_and_resumed(
     small_disk: Path, run_hpcdl: CommandLine, tmp_path: Path, workers: int
 ) -> None:
     images = np.random.default_rng(0).integers(0, 256, (1200, 64, 64, 3), dtype=np.uint8)
@@ -230,7 +230,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("late")
-def test_a_writing_process_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writing_process_that_dies_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given, real = [], tasks._Process.give
 
     def give_and_kill(self: tasks._Process, task: tasks.Task) -> None:
@@ -248,7 +248,7 @@ def test_a_writing_process_that_dies_is_told(tmp_path: Path, monkeypatch: pytest
     assert report(source, tmp_path / "out", **{**options, "workers": 1}, resume=True).kept >= 1
 
 
-def test_a_quota_that_is_used_up_is_told_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quota_that_is_used_up_is_reported_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While samples are listed the error that has no file gets one; of shards no free room of the disk is told."""
 
     def used_up(*_: Any, **__: Any) -> Any:
@@ -264,7 +264,7 @@ def test_a_quota_that_is_used_up_is_told_where_it_is(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.usefixtures("late")
-def test_a_disk_that_is_full_for_another_process_is_told(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_for_another_process_is_reported(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "check_space", lambda *_: None)
     own = tasks._OwnPart._taken
 

@@ -231,7 +231,7 @@ def test_what_is_usually_called_so_is_found(tmp_path: Path) -> None:
         assert manifest.fields[0].shape == (8, 3) and manifest.num_classes == 0
 
 
-def test_labels_are_numbered_anew_and_told(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_labels_are_numbered_again_and_reported(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.ones((9, 4)), y=np.array([-1, 1, 5] * 3))
     done = ask_hpcdl(["shard", tmp_path / "a.npz", tmp_path / "out"])
     assert done.code == 0 and "-1 -> 0, 1 -> 1, 5 -> 2" in done.err, done.err
@@ -352,7 +352,7 @@ def test_numbers_are_scaled_before_they_become_float32(tmp_path: Path) -> None:
         (np.int64(200), "images: int64 up to 200, fed as they are; pixels saved as uint8 are scaled to 0..1"),
     ],
 )
-def test_pictures_of_other_types_than_bytes_are_said_to_be_fed_as_they_are(
+def test_pictures_of_other_types_than_bytes_are_reported_to_be_fed_as_they_are(
     values: np.generic, words: str, tmp_path: Path
 ) -> None:
     images = np.full((12, 8, 8, 3), values)

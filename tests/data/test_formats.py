@@ -266,8 +266,8 @@ def run_plan(
     folder.mkdir(parents=True)
     document = feature("features_dict.FeaturesDict", featuresDict={"features": features})
     (folder / "features.json").write_text(json.dumps(document))
-    told = [{"name": name, "shardLengths": [str(len(own)) for own in files]} for name, files in splits.items()]
-    info: dict[str, Any] = {"name": "d", "version": "1.0.0", "fileFormat": "tfrecord", "splits": told}
+    reported = [{"name": name, "shardLengths": [str(len(own)) for own in files]} for name, files in splits.items()]
+    info: dict[str, Any] = {"name": "d", "version": "1.0.0", "fileFormat": "tfrecord", "splits": reported}
     if keys:
         info["supervisedKeys"] = {"tuple": {"items": [{"featureKey": key} for key in keys]}}
     (folder / "dataset_info.json").write_text(json.dumps(info))
@@ -339,7 +339,7 @@ def test_tfds_of_tensors_sequences_and_text(tmp_path: Path) -> None:
         assert found["flag"][row] is bool(n % 2) and found["y"][row] == np.float32(n / 7)
 
 
-def test_what_lies_beside_folders_of_images_is_not_taken_for_them(tmp_path: Path) -> None:
+def test_what_is_beside_folders_of_images_is_not_taken_for_them(tmp_path: Path) -> None:
     image_folder(tmp_path / "s", {"a": 1, "b": 1})
     for name in ("train.tar", "list.parquet", "notes.txt", "x.dat", "a/attributes.txt"):
         (tmp_path / "s" / name).write_bytes(b"")
@@ -449,7 +449,7 @@ def test_classes_come_in_every_whole_type(dtype: str, tmp_path: Path) -> None:
             assert found == sorted(labels.astype(float).tolist()), (kind, known)
 
 
-def test_empty_lines_of_text_are_told(tmp_path: Path) -> None:
+def test_empty_lines_of_text_are_reported(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "pos.txt").write_text("good\nfine\n")
     assert not make_of_two(tmp_path, "bad\npoor\n", "sound").understood

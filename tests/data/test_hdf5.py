@@ -82,7 +82,7 @@ def test_compressed_blocks_are_smaller_and_exact(name: str, tmp_path: Path) -> N
         assert file["images"].id.get_storage_size() < file["images"].nbytes
 
 
-def test_a_missing_compressor_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_compressor_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(__import__("sys").modules, "hdf5plugin", None)
     with pytest.raises(UsageError, match=r"hpcdl\[compression\]"):
         compression.filters("zstd")

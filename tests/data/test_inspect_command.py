@@ -73,7 +73,7 @@ def test_samples_in_two_splits_are_warned_of(ask_hpcdl: CommandLine) -> None:
     assert "same inputs" not in ask_hpcdl(["inspect", "parts"]).err
 
 
-def test_shards_that_the_manifest_does_not_name_are_told(ask_hpcdl: CommandLine) -> None:
+def test_shards_that_the_manifest_does_not_name_are_reported(ask_hpcdl: CommandLine) -> None:
     home = ask_hpcdl.home
     make(image_folder(home / "s", {"a": 20, "b": 20}), home / "out", shards=2, split="train=0.5,val=0.5")
     assert "warning" not in ask_hpcdl(["inspect", "out", "-q"]).err

@@ -91,7 +91,7 @@ def test_one_ost_for_files_under_a_gigabyte(on_lustre: Path, tmp_path: Path) -> 
     assert [advised_count(size * 10**9) for size in (0.5, 5, 50, 500)] == [1, 8, 24, 72]
 
 
-def test_composite_layouts_are_told_apart(on_lustre: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_composite_layouts_are_distinguished(on_lustre: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert stripes_of(on_lustre / "x").components == 0
     fake(tmp_path, monkeypatch, components=3)
     assert stripes_of(on_lustre / "x") == Stripes(count=3, size=4194304, components=3)
@@ -100,7 +100,9 @@ def test_composite_layouts_are_told_apart(on_lustre: Path, tmp_path: Path, monke
     ]
 
 
-def test_lfs_that_fails_is_told_in_one_line(on_lustre: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lfs_that_fails_is_reported_in_one_line(
+    on_lustre: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake(tmp_path, monkeypatch, set_code=22)
     with pytest.raises(HpcdlError, match=r"lfs setstripe .* failed: exit code 22"):
         make("synthetic:mnist", on_lustre / "out", samples=99)

@@ -101,7 +101,7 @@ def test_one_hot_targets_become_classes_where_asked(dtype: str, tmp_path: Path) 
     with h5py.File(tmp_path / "asked" / "out" / asked.shards()[0].file) as shard:
         expected = {row.tobytes(): label for row, label in zip(X, Y, strict=True)}
         assert [expected[row.tobytes()] for row in shard["x"][:]] == shard["y"][:].tolist()
-    told = sharded(tmp_path / "kept", X, y, target_kind="regression").understood
-    assert not any("one-hot" in line for line in told)
+    reported = sharded(tmp_path / "kept", X, y, target_kind="regression").understood
+    assert not any("one-hot" in line for line in reported)
     several = sharded(tmp_path / "several", X, np.ones((COUNT, 4), dtype)).understood
     assert not any("one-hot" in line for line in several)

@@ -80,7 +80,7 @@ def test_workers_share_the_same_global_batch_and_steps(
 
 @given(num=st.integers(30, 400), batches=st.lists(st.integers(1, 30), min_size=2, max_size=4), data=st.data())
 @settings(max_examples=100)
-def test_an_epoch_that_goes_on_with_other_global_batches_takes_every_sample_once(
+def test_an_epoch_that_continues_with_other_global_batches_takes_every_sample_once(
     num: int, batches: list[int], data: st.DataObject
 ) -> None:
     """An epoch continued with other global batches drops less than one of the last; the next epoch is as usual."""

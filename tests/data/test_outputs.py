@@ -85,7 +85,7 @@ def test_outputs_are_reported_not_trained_on(ask_hpcdl: CommandLine, tmp_path: P
     assert f"next: hpcdl report {tmp_path}" in ask_hpcdl(["inspect", tmp_path, "--verify"]).err
 
 
-def test_a_begun_folder_goes_on_with_what_is_whole(tmp_path: Path) -> None:
+def test_a_begun_folder_continues_with_what_is_whole(tmp_path: Path) -> None:
     own = plan({"val": 40})
     own.begin(tmp_path)
     write(tmp_path, own, 0, 2)
@@ -93,8 +93,8 @@ def test_a_begun_folder_goes_on_with_what_is_whole(tmp_path: Path) -> None:
     damaged = tmp_path / "val" / "shard-00002.h5"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\xff")
     (tmp_path / "val" / "shard-00004.h5").unlink()
-    done, said = own.begin(tmp_path)
-    assert [*done] == [("val", 0)] and len(said) == 1 and "shard-00002.h5" in said[0]
+    done, reported = own.begin(tmp_path)
+    assert [*done] == [("val", 0)] and len(reported) == 1 and "shard-00002.h5" in reported[0]
     assert not [*tmp_path.glob("val/.*.tmp")]
     with pytest.raises(UsageError, match="other options"):
         plan({"val": 40}, identity="two").begin(tmp_path)

@@ -54,7 +54,7 @@ def test_training_batches(data: Path) -> None:
             hpcdl.data.open(str(data), batch_size=12, worker=worker, num_workers=num_workers)
 
 
-def test_autograph_writes_nothing_anew(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_autograph_writes_nothing_again(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """AutoGraph writes no files: they would stay in the temporary folder for ever if a rank were killed."""
     from hpcdl.data.read.pipeline import evaluation_batches, training_batches
 

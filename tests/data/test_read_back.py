@@ -241,7 +241,7 @@ def test_files_that_a_mac_leaves_beside_arrays_and_records_are_no_data(kind: str
 
 
 @pytest.mark.parametrize("kind", ["tfrecord", "parquet", "tar"])
-def test_files_missing_among_numbered_ones_are_told(kind: str, tmp_path: Path) -> None:
+def test_files_missing_among_numbered_ones_are_reported(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "s"
     folder.mkdir()
 
@@ -261,8 +261,8 @@ def test_files_missing_among_numbered_ones_are_told(kind: str, tmp_path: Path) -
     last = [save(number) for number in range(3)][-1]
     assert not [line for line in make(folder, tmp_path / "whole", **wishes).understood if "not there" in line]
     last.unlink()
-    told = make(folder, tmp_path / "part", **wishes).understood
-    assert f"1 of 3 files are not there, as the others' names tell: 't-00002-of-00003.{kind}'" in told
+    reported = make(folder, tmp_path / "part", **wishes).understood
+    assert f"1 of 3 files are not there, as the others' names tell: 't-00002-of-00003.{kind}'" in reported
 
 
 @pytest.mark.parametrize("kind", ["parquet", "hdf5"])
@@ -295,15 +295,15 @@ def test_large_whole_numbers_beside_missing_ones_are_not_rounded(tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", ["fields", "images"])
-def test_chunks_that_nobody_has_written_are_told(kind: str, tmp_path: Path) -> None:
+def test_chunks_that_nobody_has_written_are_reported(kind: str, tmp_path: Path) -> None:
     inputs, labels = ("x", "y") if kind == "fields" else ("images", "labels")
     with h5py.File(tmp_path / "a.h5", "w") as file:
         shape = (14, 5) if kind == "fields" else (14, 8, 8)
         file.create_dataset(inputs, shape, np.uint8, chunks=(4, *shape[1:]))[:12] = 1
         file.create_dataset(labels, (14,), np.uint8)
-    told = make(tmp_path / "a.h5", tmp_path / "out").understood
-    assert f"{inputs}: 1 of its 4 chunks were never written, and read as 0" in told
-    assert f"{labels}: it was never written, and read as 0" in told
+    reported = make(tmp_path / "a.h5", tmp_path / "out").understood
+    assert f"{inputs}: 1 of its 4 chunks were never written, and read as 0" in reported
+    assert f"{labels}: it was never written, and read as 0" in reported
     with h5py.File(tmp_path / "a.h5", "r+") as file:
         file[inputs][12:], file[labels][:] = 1, 0
     assert "never written" not in str(make(tmp_path / "a.h5", tmp_path / "whole").understood)
@@ -314,8 +314,8 @@ def test_attributes_that_are_not_understood_are_shown_or_refused(value: Any, tmp
     source = hdf5(tmp_path / "a.h5", x=X, y=Y)
     with h5py.File(source, "r+") as file:
         file["x"].attrs.update(valid_min=value, valid_range=np.array([0.0, 99.0]), missing_value=-1.0)
-    told = make(source, tmp_path / "out").understood
-    assert "x: not applied are its attributes valid_min, which are no numbers, or too many" in told
+    reported = make(source, tmp_path / "out").understood
+    assert "x: not applied are its attributes valid_min, which are no numbers, or too many" in reported
     with h5py.File(source, "r+") as file:
         file["x"].attrs["scale_factor"] = value
     with pytest.raises(SourceError, match=r"its scale_factor is not one number: .*; correct it, or remove scale_fact"):
@@ -332,8 +332,8 @@ def test_a_packing_whose_numbers_are_written_as_text_is_applied(tmp_path: Path) 
     source = hdf5(tmp_path / "a.h5", x=X, y=Y)
     with h5py.File(source, "r+") as file:
         file["x"].attrs.update(scale_factor="0.5", add_offset=np.bytes_("5"))
-    told = make(source, tmp_path / "out").understood
-    assert any("scale_factor 0.5, add_offset 5" in line for line in told)
+    reported = make(source, tmp_path / "out").understood
+    assert any("scale_factor 0.5, add_offset 5" in line for line in reported)
 
 
 @pytest.mark.parametrize("mode", ["P", "RGB", "L"])
@@ -368,12 +368,12 @@ def test_text_with_zero_bytes_old_line_ends_and_files_beside(tmp_path: Path) -> 
         make(folder, tmp_path / "wide")
 
 
-def test_a_second_array_in_a_file_is_told(tmp_path: Path) -> None:
+def test_a_second_array_in_a_file_is_reported(tmp_path: Path) -> None:
     folder = tmp_path / "s"
     folder.mkdir()
     with (folder / "x.npy").open("wb") as file:
         np.save(file, X)
         np.save(file, X)
     np.save(folder / "y.npy", Y)
-    told = make(folder, tmp_path / "out").understood
-    assert f"x: {128 + X.nbytes} bytes behind its array are not read: of a second one?" in told
+    reported = make(folder, tmp_path / "out").understood
+    assert f"x: {128 + X.nbytes} bytes behind its array are not read: of a second one?" in reported

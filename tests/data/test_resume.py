@@ -110,7 +110,7 @@ def every_pixel(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("begun", ["train=0.75,val=0.25", "val=0.25,train=0.75"])
-def test_a_split_in_another_order_goes_on_as_it_was_begun(begun: str, tmp_path: Path) -> None:
+def test_a_split_in_another_order_continues_as_it_was_begun(begun: str, tmp_path: Path) -> None:
     source, target, other = forty(tmp_path / "s", "files", 1), tmp_path / "out", ",".join(begun.split(",")[::-1])
     stopped_after(5, source, target, split=begun)
     with pytest.raises(UsageError, match="begun with other options"):

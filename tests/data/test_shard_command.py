@@ -46,8 +46,8 @@ def test_shards_are_plain_hdf5(shards: Path) -> None:
 @pytest.mark.lab("hdf5-tools")
 def test_the_tools_of_hdf5_read_shards(shards: Path) -> None:
     path = shards / "train" / "shard-00000.h5"
-    told = subprocess.run(["h5dump", "-d", "/labels", "-c", "3", path], capture_output=True, text=True, check=True)
-    assert "H5T_STD_I64LE" in told.stdout
+    reported = subprocess.run(["h5dump", "-d", "/labels", "-c", "3", path], capture_output=True, text=True, check=True)
+    assert "H5T_STD_I64LE" in reported.stdout
 
 
 def test_plan_first(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_unreadable_samples_stop_or_are_skipped(ask_hpcdl: CommandLine) -> None:
     assert ask_hpcdl(["inspect", "out-raw", "--verify"]).code == 0
 
 
-def test_resume_starts_goes_on_and_is_done(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_resume_starts_continues_and_is_done(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     line = [
         "shard",
         "synthetic:mnist",

@@ -227,7 +227,7 @@ def test_who_evaluates_nothing_gets_nothing_of_it(data: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("passed_on", [True, False])
-def test_a_node_that_cannot_copy_is_told_by_all(
+def test_a_node_that_cannot_copy_is_reported_by_all(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passed_on: bool
 ) -> None:
     """If one node's disk is full or a shard disappears, every rank stops with the same message."""
@@ -257,14 +257,16 @@ def test_a_node_that_cannot_copy_is_told_by_all(
 
     words = run(4, rank, HOSTS)
     _named_once(words, HOSTS, "b")
-    assert all("cannot copy train/shard-" in said and said.endswith("No space left on device") for said in words)
+    assert all(
+        "cannot copy train/shard-" in reported and reported.endswith("No space left on device") for reported in words
+    )
     assert not list(tmp_path.iterdir())
 
 
 def _named_once(words: list[str], hosts: list[str], host: str) -> None:
     """Who hears of a rank's problem adds the rank: it says its problem alone, all others whose it is."""
     rank = hosts.index(host)
-    others = {said for number, said in enumerate(words) if number != rank}
+    others = {reported for number, reported in enumerate(words) if number != rank}
     assert others == {f"rank {rank} on {host}: {words[rank]}"}
 
 
@@ -282,7 +284,7 @@ def test_a_shard_that_is_gone_is_named(data: Path, tmp_path: Path) -> None:
 
     words = run(3, rank, ["a", "b", "c"])
     _named_once(words, ["a", "b", "c"], "b")
-    assert all(f"{gone.name} to" in said and "No such file" in said for said in words)
+    assert all(f"{gone.name} to" in reported and "No such file" in reported for reported in words)
     assert not list((tmp_path / "near").iterdir())
 
 

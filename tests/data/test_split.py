@@ -75,14 +75,14 @@ def test_a_divided_source_is_not_divided_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("split", "told"),
+    ("split", "reported"),
     [
         ("train=0.5,val=0.5", "classes that val gets no sample of, too few are there: '1'"),
         ("train=0.3,val=0.7", "classes in val that train does not have: '1'"),
     ],
 )
-def test_classes_too_rare_for_a_part_are_told(split: str, told: str, tmp_path: Path) -> None:
+def test_classes_too_rare_for_a_part_are_reported(split: str, reported: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", images=pixels(41, (4, 4)), labels=np.array([0] * 40 + [1]))
     manifest = make(tmp_path / "a.npz", tmp_path / "out", split=split)
     in_val = 1 in everything(tmp_path / "out", manifest, "val")[1]
-    assert in_val == ("val=0.7" in split) and list(manifest.understood) == [told]
+    assert in_val == ("val=0.7" in split) and list(manifest.understood) == [reported]

@@ -216,11 +216,11 @@ def test_the_index_of_a_table_that_pandas_wrote_twice_is_asked_about(tmp_path: P
     assert make(source, tmp_path / "out", leave_out="Unnamed: 0").fields[0].columns == ("a",)
 
 
-def test_a_table_that_ends_within_a_line_is_said_to(tmp_path: Path) -> None:
+def test_a_table_that_ends_within_a_line_is_reported(tmp_path: Path) -> None:
     words = "t.csv: its last line has no end, as in a file that was cut; check its last value"
-    for number, (end, said) in enumerate({"\n": False, "\r\n": False, "": True}.items()):
+    for number, (end, reported) in enumerate({"\n": False, "\r\n": False, "": True}.items()):
         manifest = make(table(tmp_path, f"a,b,y\n1,2,0\n3,4.25,1{end}"), tmp_path / str(number))
-        assert (words in manifest.understood) == said
+        assert (words in manifest.understood) == reported
 
 
 @pytest.mark.parametrize("values", ["5 kg,7 kg", "0.5kg,0.7kg", "12:03,14:30", "2024-01-05,2024-02-01", "20-29,30-39"])
@@ -268,8 +268,8 @@ def test_patients_in_several_splits_of_arrays_are_shown(shared: bool, patients: 
     arrays = {"x_train": np.ones((20, 2)), "y_train": np.arange(20) % 2, "subject_train": patients}
     arrays |= {"x_test": np.ones((20, 2)), "y_test": np.arange(20) % 2, "subject_test": others}
     np.savez(tmp_path / "a.npz", **arrays)
-    told = " ".join(make(tmp_path / "a.npz", tmp_path / "out").understood)
-    assert ("values of 'subject' are in several splits, such as" in told) == shared
+    reported = " ".join(make(tmp_path / "a.npz", tmp_path / "out").understood)
+    assert ("values of 'subject' are in several splits, such as" in reported) == shared
 
 
 @pytest.mark.parametrize(

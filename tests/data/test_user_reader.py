@@ -580,7 +580,7 @@ def test_the_reader_of_coco(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int64", "float64"])
-def test_wide_numbers_that_are_read_again_are_told_by_their_type(dtype: str, files: Path, tmp_path: Path) -> None:
+def test_wide_numbers_that_are_read_again_are_reported_by_their_type(dtype: str, files: Path, tmp_path: Path) -> None:
     own = reader(tmp_path, ITEMS.replace("np.ones(20, np.float32))", f"np.ones(20)).astype(np.{dtype})"))
     manifest = make(files, tmp_path / "out", f"{own}:Files")
     assert any(f"{dtype}, which training rounds to float32" in line for line in manifest.understood)

@@ -94,9 +94,9 @@ def looked_at(
     )  # fmt: skip
     found = re.search(r'<pre id="said">(.*?)</pre>', finished.stdout, re.DOTALL)
     assert found, finished.stderr[-2000:]
-    said: list[tuple[str, int, int, str, list[Any]]] = json.loads(html.unescape(found[1]))
-    assert len(said) == len(pages) * len(WIDTHS)
-    return said
+    reported: list[tuple[str, int, int, str, list[Any]]] = json.loads(html.unescape(found[1]))
+    assert len(reported) == len(pages) * len(WIDTHS)
+    return reported
 
 
 def own_pages(folder: Path) -> list[Path]:
@@ -142,8 +142,8 @@ def test_no_serious_fault_and_nothing_sticks_out(
     if flags:  # dark pages have the same width
         pages, sampled = pages[::sampled], 1
     wrong = []
-    said = looked_at(browser, pages, tmp_path, *flags, rules=rules, sampled=sampled, each_width=each_width)
-    for url, width, needed, background, faults in said:
+    reported = looked_at(browser, pages, tmp_path, *flags, rules=rules, sampled=sampled, each_width=each_width)
+    for url, width, needed, background, faults in reported:
         name = f"{url.rpartition('/')[2]} at {width}"
         wrong += [f"{name}: {fault}" for fault in faults if fault[0] in SERIOUS]
         wrong += [f"{name}: {needed} pixels wide"] if needed > width else []
@@ -161,7 +161,7 @@ def test_axe_really_looks(browser: str, tmp_path: Path) -> None:
         "<!DOCTYPE html><html><body style='background:#fff'><img src='x.png'><p style='color:#ddd'>pale</p>"
         "<div style='width:900px'>wide</div></body></html>"
     )
-    said = looked_at(browser, [bad], tmp_path)
-    faults = {name for impact, name, *_ in said[0][4] if impact in SERIOUS}
+    reported = looked_at(browser, [bad], tmp_path)
+    faults = {name for impact, name, *_ in reported[0][4] if impact in SERIOUS}
     assert {"image-alt", "color-contrast", "html-has-lang"} <= faults
-    assert [needed > width for _, width, needed, _, _ in said] == [True, True, False]
+    assert [needed > width for _, width, needed, _, _ in reported] == [True, True, False]

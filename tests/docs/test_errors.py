@@ -77,8 +77,10 @@ def test_codes_and_what_nobody_says(ask_hpcdl: CommandLine) -> None:
     stopped = manual.explain("75").text
     assert "something to resume" in stopped and "hpcdl train --resume --run-dir RUN" in stopped
     assert "`hpcdl explain ConfigError`" in manual.explain("2").text
-    told = ask_hpcdl(["explain", "unknown", "strategy", "'rign'"])
-    assert told.code == 0 and told.out.startswith("Unknown names\n") and "errors.md#unknown-names" in told.err
+    reported = ask_hpcdl(["explain", "unknown", "strategy", "'rign'"])
+    assert (
+        reported.code == 0 and reported.out.startswith("Unknown names\n") and "errors.md#unknown-names" in reported.err
+    )
     assert manual.explain("is not responding").anchor == "ranks-that-wait-for-another", "a part of a message does"
     section = manual.explain("numbers-that-are-not-finite").text
     assert section in manual.explain("NotFiniteError").text, "what it refers to is told with it"

@@ -126,7 +126,7 @@ def test_every_link_of_the_ring_once_and_no_rank_twice_at_a_time(num_ranks: int)
     assert sum(map(len, together)) == len(ring)
 
 
-def test_a_slow_node_is_told_from_a_slow_link() -> None:
+def test_a_slow_node_is_distinguished_from_a_slow_link() -> None:
     sound = [("c0", "c1", 1e-3), ("c1", "c2", 1.1e-3), ("c2", "c3", 1e-3), ("c3", "c4", 1e-3), ("c4", "c0", 0.9e-3)]
     (finding,) = judge(sound)
     assert finding.level == OK
@@ -137,13 +137,13 @@ def test_a_slow_node_is_told_from_a_slow_link() -> None:
 
 
 def test_what_cannot_be_asked_is_refused(ask_hpcdl: CommandLine) -> None:
-    for words, said in (
+    for words, reported in (
         (["--nodes", "many"], "give a number of nodes, or `all`"),
         (["--nodes", "3"], "this job has 1"),
         (["--nodes", "all", "--only", "mpi"], "--only goes with checks of this node"),
     ):
         finished = ask_hpcdl(["doctor", *words])
-        assert finished.code == 2 and said in finished.err and not finished.out
+        assert finished.code == 2 and reported in finished.err and not finished.out
     with pytest.raises(UsageError):
         ask(Subject(), "0")
 

@@ -72,16 +72,16 @@ def test_mismatched_mpiexec(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flavour", "version", "level", "said"),
+    ("flavour", "version", "level", "reported"),
     [
         ("openmpi", "4.1.4", WARNING, "openmpi 4.1.4 has no one-sided windows over TCP"),
         ("mpich", "5.0.2", "ok", "MPIR_CVAR_ASYNC_PROGRESS=1 changes that"),
     ],
 )
-def test_windows_between_nodes(flavour: str, version: str, level: str, said: str) -> None:
+def test_windows_between_nodes(flavour: str, version: str, level: str, reported: str) -> None:
     mpiexec = Mpiexec(path=Path("mpiexec"), flavour=flavour, library=Path("libmpi.so"), version=version)
     (finding,) = mpi._one_sided(mpiexec, {})
-    assert finding.level == level and said in finding.text
+    assert finding.level == level and reported in finding.text
     newer = Mpiexec(path=Path("mpiexec"), flavour="openmpi", library=Path("libmpi.so"), version="5.0.11")
     assert mpi._one_sided(newer, {}) == []
     asked = Mpiexec(path=Path("mpiexec"), flavour="mpich", library=Path("libmpi.so"), version="5.0.2")
@@ -152,8 +152,8 @@ def test_bad_site_settings(ask_hpcdl: CommandLine) -> None:
     finding = finished.json()["findings"][0]
     assert finding["level"] == "failure" and "batch-sise" in finding["text"] and "batch-size" in finding["text"]
     (ask_hpcdl.home / "site.toml").write_text('[submit]\npartitoin = "normal"\n')
-    told = ask_hpcdl(["doctor", "--only", "config"])
-    assert told.code == 1 and "did you mean 'partition'" in told.out
+    reported = ask_hpcdl(["doctor", "--only", "config"])
+    assert reported.code == 1 and "did you mean 'partition'" in reported.out
     (ask_hpcdl.home / "site.toml").write_text("[train\n")
     finished = ask_hpcdl(["doctor", "--only", "config"])
     assert finished.code == 1 and "site.toml" in finished.out and "FAILURE" in finished.out
@@ -252,9 +252,10 @@ NIC0\tNODE\tNODE\tSYS\tSYS\t X
 
 
 @pytest.mark.parametrize(
-    ("matrix", "said"), [(ISLANDS, ["links between the GPUs: 4 x SYS, 2 x NV4"]), (ISLANDS.replace("GPU3", "G3"), [])]
+    ("matrix", "reported"),
+    [(ISLANDS, ["links between the GPUs: 4 x SYS, 2 x NV4"]), (ISLANDS.replace("GPU3", "G3"), [])],
 )
-def test_what_connects_gpus(matrix: str, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_connects_gpus(matrix: str, reported: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = gpu_node(tmp_path, H200, H200, H200, H200, CUDA_VISIBLE_DEVICES="")
     (tmp_path / "matrix").write_text(matrix)
     smi = tmp_path / "bin" / "nvidia-smi"
@@ -264,7 +265,7 @@ def test_what_connects_gpus(matrix: str, said: list[str], tmp_path: Path, monkey
     monkeypatch.setenv("PATH", subject.environment["PATH"])
     monkeypatch.setattr(accelerators, "_seen", lambda *_: [])
     texts = [finding.text for finding in accelerators.check_gpus(subject)]
-    assert texts == ["4 GPUs: NVIDIA H200, 143771 MiB, driver 580.159.04", *said]
+    assert texts == ["4 GPUs: NVIDIA H200, 143771 MiB, driver 580.159.04", *reported]
 
 
 def test_a_node_whose_driver_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,12 +284,12 @@ AMD = {
 """Output of `rocm-smi --showproductname --showmeminfo vram --showdriverversion --json`, as seen from ROCm 5 and 6."""
 
 
-@pytest.mark.parametrize(("answer", "said"), [
+@pytest.mark.parametrize(("answer", "reported"), [
     (json.dumps(AMD), (OK, "2 GPUs: AMD Instinct MI250X, 65520 MiB, driver 6.3.6")),
     ("ERROR: no driver", (WARNING, "this node has 2 GPUs, but rocm-smi does not answer")),
 ])  # fmt: skip
 def test_a_node_with_amds_gpus(
-    answer: str, said: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    answer: str, reported: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """AMD GPUs known to the kernel are found; TensorFlow is real and not built for them."""
     for name, number in (("0", "0"), ("1", "4711"), ("2", "4712")):
@@ -299,7 +300,7 @@ def test_a_node_with_amds_gpus(
     subject = Subject(environment={**os.environ, **on_path(tmp_path)}, devices=tmp_path)
     monkeypatch.setenv("PATH", subject.environment["PATH"])
     first, seen = accelerators.check_gpus(subject)
-    assert (first.level, first.text) == said
+    assert (first.level, first.text) == reported
     assert seen.level == WARNING and "is built without ROCm: runs here compute on the CPUs" in seen.text
     assert seen.remedy == "load the site's TensorFlow for AMD's GPUs"
 

@@ -183,8 +183,8 @@ def test_a_fault(
     keep(strategy, fault, role, finished, took_s)  # kept in the table even if the assertions below fail
     promised = expected(fault, role, features)
     assert finished.code in promised.codes, finished.err
-    said = finished.err + "".join(event["text"] for event in events(run_dir, "message"))
-    assert promised.word in said
+    reported = finished.err + "".join(event["text"] for event in events(run_dir, "message"))
+    assert promised.word in reported
     assert "Traceback" not in finished.err
     nothing_is_left(run_dir)
     if finished.code == 0:

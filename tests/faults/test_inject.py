@@ -176,7 +176,7 @@ def test_a_fault_goes_by_the_steps_of_a_whole_script() -> None:
     assert seen.step_of_run == 3
 
 
-def test_random_ones_are_the_same_on_every_rank_and_go_on_after_a_start(
+def test_random_ones_are_the_same_on_every_rank_and_continue_after_a_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Random faults are the same on every rank, one rank at a time; faults due between two starts are omitted."""
@@ -206,8 +206,8 @@ def test_random_ones_are_the_same_on_every_rank_and_go_on_after_a_start(
     run_to(1400.0)
     assert struck[: len(first)] == first and all(at_s >= 1300.0 for _, at_s in struck[len(first) :])
     assert len(struck) > len(first)
-    told = [event["text"] for event in events(tmp_path, "message")]
-    assert len(told) == len(struck) and all(f"as {text} has it" in line for line in told)
+    reported = [event["text"] for event in events(tmp_path, "message")]
+    assert len(reported) == len(struck) and all(f"as {text} has it" in line for line in reported)
 
 
 def lost(lost: bool = True) -> None:
@@ -215,14 +215,14 @@ def lost(lost: bool = True) -> None:
 
 
 def test_a_run_that_gets_nowhere_is_given_up(tmp_path: Path) -> None:
-    said: list[str] = []
+    reported: list[str] = []
     with pytest.raises(RankError, match=f"lost {TRIES} times after step 0"):
-        until_done(lambda *_: lost(), find_launcher(), tmp_path, config(elastic=True), {}, said.append)
-    assert len(said) == TRIES - 1 and "new ranks continue from the start" in said[0]
+        until_done(lambda *_: lost(), find_launcher(), tmp_path, config(elastic=True), {}, reported.append)
+    assert len(reported) == TRIES - 1 and "new ranks continue from the start" in reported[0]
     assert "resume = true" in (tmp_path / "run.toml").read_text()
 
 
-def test_the_time_limit_of_a_run_that_goes_on_counts_from_its_first_start(
+def test_the_time_limit_of_a_run_that_continues_counts_from_its_first_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s, allowed = [1000.0], []
@@ -339,7 +339,7 @@ def test_killed_at_rank_0_and_stopped_at_rank_1_the_run_is_the_undisturbed_one(
 @pytest.mark.soak
 @pytest.mark.parametrize("role", ["rank 0", "worker", "last rank"])
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "single"])
-def test_every_strategy_goes_on(
+def test_every_strategy_continues(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str, role: str
 ) -> None:
     features = STRATEGIES[strategy].features
@@ -372,7 +372,7 @@ def line_of(strategy: str, run_dir: Path, shards: Path, epochs: int = 1) -> list
 @pytest.mark.parametrize(
     "strategy", [name for name, info in STRATEGIES.items() if info.features.mpi and name != "single"]
 )
-def test_every_strategy_goes_on_when_a_partition_heals(
+def test_every_strategy_continues_when_a_partition_heals(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
     """Every strategy continues after a partition of its last rank, a server if it has any, and on a slow link.
@@ -384,9 +384,9 @@ def test_every_strategy_goes_on_when_a_partition_heals(
     finished = session_hpcdl(line, timeout_s=300)
     assert finished.code == 0, finished.err
     assert record_of(tmp_path / "run")["status"] == "finished"
-    told = [event["text"] for event in events(tmp_path / "run", "message")]
-    assert told.count("injected: partition:rank=2@step=20+1s") == 1
-    assert "injected: link:rank=1:500mbit (in hpcdl's own messages)" in told
+    reported = [event["text"] for event in events(tmp_path / "run", "message")]
+    assert reported.count("injected: partition:rank=2@step=20+1s") == 1
+    assert "injected: link:rank=1:500mbit (in hpcdl's own messages)" in reported
 
 
 @pytest.mark.mpi
@@ -407,7 +407,7 @@ def test_a_rank_that_stays_cut_off_is_named(
 
 @pytest.mark.mpi
 @pytest.mark.soak
-def test_new_ranks_go_on_in_place_of_one_that_stays_cut_off(
+def test_new_ranks_continue_in_place_of_one_that_stays_cut_off(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
     """New ranks replace one that stays cut off; `make test` does so for a node (lab/test_network_faults.py)."""
@@ -426,8 +426,8 @@ def test_partitions_at_random_are_the_same_on_every_rank(
     line = [*line_of("ring", tmp_path / "run", shards, epochs=3), "--stall-timeout", "10s"]
     finished = session_hpcdl([*line, "--inject", "partition:rank=random@every=1s:seed=3+0.2s"], timeout_s=300)
     assert finished.code == 0, finished.err
-    told = [event["text"] for event in events(tmp_path / "run", "message") if "as partition" in event["text"]]
-    assert told and len({*told}) > 1, "several, at different ranks"
+    reported = [event["text"] for event in events(tmp_path / "run", "message") if "as partition" in event["text"]]
+    assert reported and len({*reported}) > 1, "several, at different ranks"
 
 
 @pytest.mark.parametrize("fault", ["partition:rank=1@step=3", "link:rank=1:10mbit"])

@@ -98,21 +98,21 @@ def _of_child(name: str, cases: list[int | str], folder: Path) -> Iterator[tuple
     child = SERVER.Process(target=_child, args=(name, cases, folder, writing), daemon=True)
     child.start()
     writing.close()
-    told = 0
+    reported = 0
     try:
         with reading, os.fdopen(os.dup(reading.fileno()), "rb", buffering=0) as pipe:
             while select.select([pipe], [], [], patience(6 * MOST_S))[0] and (line := pipe.readline()):
-                told += 1
+                reported += 1
                 yield json.loads(line)
     finally:
-        if told < len(cases):
+        if reported < len(cases):
             child.kill()
         child.join()
-    if told < len(cases):
+    if reported < len(cases):
         status = child.exitcode or 0
         how = f"exit code {status}" if status >= 0 else f"signal {-status}; 9 is for one that hung"
         made = (folder / "damaged").exists()
-        shown = _shown(_content(KINDS[name], name, cases[told], folder / "again") if made else None)
+        shown = _shown(_content(KINDS[name], name, cases[reported], folder / "again") if made else None)
         yield DIED, f"the process died ({how})", shown
 
 
@@ -168,7 +168,7 @@ def problem_of(kind: Kind, name: str, case: int | str, folder: Path, *, raises: 
         signal.setitimer(signal.ITIMER_REAL, 0)
     changed = sorted(set(before.items()) - set(_files_below(folder).items()))
     if kind.continues:
-        changed = [(name, told) for name, told in changed if folder / name != path]
+        changed = [(name, reported) for name, reported in changed if folder / name != path]
     if changed and not problem:
         problem = f"{', '.join(name for name, _ in changed)[:300]} changed or gone"
     if not raises:
@@ -180,10 +180,10 @@ def _files_below(folder: Path) -> dict[str, str]:
     """Return every path below a folder, with its kind and content."""
     found = {}
     for path in folder.rglob("*"):
-        told = path.lstat()
-        plain = stat.S_ISREG(told.st_mode) and told.st_size < MOST_BYTES
+        reported = path.lstat()
+        plain = stat.S_ISREG(reported.st_mode) and reported.st_size < MOST_BYTES
         digest = hashlib.blake2b(path.read_bytes()).hexdigest() if plain else ""
-        found[str(path.relative_to(folder))] = f"{told.st_mode:o} {told.st_size if plain else ''} {digest}"
+        found[str(path.relative_to(folder))] = f"{reported.st_mode:o} {reported.st_size if plain else ''} {digest}"
     return found
 
 

@@ -33,8 +33,8 @@ def main() -> int:
     with on_nodes(NODES, by_ssh=asked.ssh) as nodes:
         words = ["certify", "--nodes", str(NODES), "--ranks", str(NODES), "--out", out, "--resume", *asked.words]
         process = nodes.start(words, cwd=out.parent, env=environment)
-        said, complained = process.communicate()
-        print(said, complained, sep="\n")
+        reported, complained = process.communicate()
+        print(reported, complained, sep="\n")
         return process.returncode
 
 

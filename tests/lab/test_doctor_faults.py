@@ -86,17 +86,17 @@ def test_locks_that_the_kernel_refuses(desk: Desk) -> None:
     assert failing.code == 1 and "lock file" in failing.err, failing.err
     remedied = desk.lab.run(write, env={"HDF5_USE_FILE_LOCKING": "FALSE"}, cwd=desk.folder)
     assert remedied.code == 0, remedied.err
-    told = desk.lab.run(line, env={**desk.environment, "HDF5_USE_FILE_LOCKING": "FALSE"}, cwd=desk.folder)
-    assert told.code == 0, told.out
+    reported = desk.lab.run(line, env={**desk.environment, "HDF5_USE_FILE_LOCKING": "FALSE"}, cwd=desk.folder)
+    assert reported.code == 0, reported.out
 
 
 def test_a_pmi_that_this_srun_has_not(desk: Desk) -> None:
     words = ("doctor", "--only", "scheduler", "--json")
     assert desk.hpcdl(*words).code == 0
-    for named, said in (("pmi1", "this srun knows"), ("none", "ranks may not be one job")):
+    for named, reported in (("pmi1", "this srun knows"), ("none", "ranks may not be one job")):
         finished = Desk(desk.lab, desk.folder, {"HPCDL_SRUN_MPI": named}).hpcdl(*words)
         (finding,) = findings(finished.out, "failure")
-        assert finished.code == 1 and said in finding["text"] and finding["remedy"], finding
+        assert finished.code == 1 and reported in finding["text"] and finding["remedy"], finding
 
 
 def test_a_clock_and_threads_in_a_job(desk: Desk) -> None:

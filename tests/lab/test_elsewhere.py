@@ -66,13 +66,13 @@ def test_a_killed_rank_ends_the_others_at_once(frail_lab: SlurmLab) -> None:
         lambda: any("new ranks continue" in event["text"] for event in desk.events("run", "message")),
         "new ranks continue",
     )
-    (told,) = (event for event in desk.events("run", "message") if "new ranks continue" in event["text"])
-    assert "rank 1 on node2 ended without a word" in told["text"]
+    (reported,) = (event for event in desk.events("run", "message") if "new ranks continue" in event["text"])
+    assert "rank 1 on node2 ended without a word" in reported["text"]
     log = (desk.folder / "run" / "ranks" / "launcher.log").read_text()
     # MPICH 5.0.2 may crash rank 0 first: a send in MPI_Iallgather to the lost peer fails, and MPICH uses the request
     # that it then lacks (as in its pull request 6643 for receives). Then srun has no task left to end.
     assert "srun: forcing job termination" in log or "task 0: Segmentation fault" in log
-    assert told["at"] - began_s < patience(4)
+    assert reported["at"] - began_s < patience(4)
     os.kill(_hpcdl(process), signal.SIGTERM)
     assert finish(process, 60).code == 75
 

@@ -82,8 +82,8 @@ def test_jobs_get_the_cores_that_they_ask_for(site: Site, lab_slurm: SlurmLab, w
     assert submitted.code == 0, submitted.err
     for number in submitted.out.split():
         job = lab_slurm.wait_for_job(int(number), timeout_s=500)
-        said = "\n".join(path.read_text() for path in folder.rglob(f"log-{number}.txt"))
-        assert (job["JobState"], job["NumNodes"], job["NumCPUs"]) == ("COMPLETED", "4", "16"), said
+        reported = "\n".join(path.read_text() for path in folder.rglob(f"log-{number}.txt"))
+        assert (job["JobState"], job["NumNodes"], job["NumCPUs"]) == ("COMPLETED", "4", "16"), reported
         shown = run(lab_slurm, whole(site, way, f"hpcdl jobs {number}", f"hpcdl cancel {number}"), folder)
         assert shown.code == 0 and f"job {number} had ended before: completed" in shown.out, shown
     assert bool(records(folder)) == (page != "slow-node")
@@ -101,7 +101,7 @@ def test_pages_run_as_typed_on_a_node(site: Site, lab_slurm: SlurmLab, way: str,
     submitted = lab_slurm.run(line, user=USER, cwd=folder, env=NETWORK)
     assert submitted.code == 0, submitted.err
     job = lab_slurm.wait_for_job(int(submitted.out), timeout_s=900)
-    said = (folder / "said.txt").read_text()
-    assert job["JobState"] == "COMPLETED" and "Traceback" not in said, said
+    reported = (folder / "said.txt").read_text()
+    assert job["JobState"] == "COMPLETED" and "Traceback" not in reported, reported
     assert (folder / TASKS[page][1]).exists()
     assert_cores(lab_slurm, folder, nodes=1, before=before)

@@ -84,7 +84,7 @@ def test_a_node_of_ranks_goes_down(frail_lab: SlurmLab, how: str, expected: str)
 
 @pytest.mark.soak
 @pytest.mark.parametrize("how", ["power", "link", "drained"])
-def test_a_run_goes_on_on_the_nodes_that_are_left(frail_lab: SlurmLab, how: str) -> None:
+def test_a_run_continues_on_the_nodes_that_are_left(frail_lab: SlurmLab, how: str) -> None:
     """A run continues on the remaining nodes; `make test` restores it from the memory of those nodes, below."""
     desk = desk_of(frail_lab)
     words = (*TRAIN, "--steps", "200", "--elastic", "--min-workers", "2", "--stall-timeout", "20s")
@@ -164,9 +164,9 @@ def test_a_run_over_the_hosts_of_a_file_grows_back(frail_lab: SlurmLab) -> None:
         frail_lab.boot_again("node2")
         ssh.start_on(frail_lab, "node2")
         desk.hpcdl("jobs", "grow", "lost")
-        _, said = run.communicate(timeout=500)
-    assert run.returncode == 0, said
-    assert "node2 is back; 3 workers in place of 2" in said, said
+        _, reported = run.communicate(timeout=500)
+    assert run.returncode == 0, reported
+    assert "node2 is back; 3 workers in place of 2" in reported, reported
     assert desk.record("lost")["hosts"] == ["node1", "node2", "node3"]
 
 
@@ -184,9 +184,9 @@ def test_a_lost_nodes_state_comes_from_the_others_memory(frail_lab: SlurmLab, re
     job = frail_lab.wait_for_job(number, timeout_s=500)
     assert job["JobState"] == "COMPLETED", desk.log(number)
     left = "node1 and node2 and node4" if redundancy == "xor" else "node1"
-    told = [event["text"] for event in desk.events("lost", "message") if "is made again" in event["text"]]
-    assert len(told) == 1 and told[0].startswith("warning: what node3 held of step "), desk.log(number)
-    assert told[0].endswith(f"is made again from the memory of {left}"), told
+    reported = [event["text"] for event in desk.events("lost", "message") if "is made again" in event["text"]]
+    assert len(reported) == 1 and reported[0].startswith("warning: what node3 held of step "), desk.log(number)
+    assert reported[0].endswith(f"is made again from the memory of {left}"), reported
     assert "node3 is left out; 3 workers in place of 4, 32 samples a step as before" in desk.log(number)
     record = desk.record("lost")
     assert record["hosts"] == ["node1", "node2", "node4"]
@@ -245,16 +245,16 @@ def test_a_node_goes_down_where_no_scheduler_sees_it(
         at_work(desk, "lost")
         began = time.monotonic()
         lose(frail_lab, "node2", how)
-        _, said = run.communicate(timeout=BOUND_S)
-    assert run.returncode == 1 and time.monotonic() - began < patience(60), said
-    assert expected in said, said
+        _, reported = run.communicate(timeout=BOUND_S)
+    assert run.returncode == 1 and time.monotonic() - began < patience(60), reported
+    assert expected in reported, reported
     left = frail_lab.run(["ps", "-e", "-o", "args="], host="node1").out
     assert "hpcdl" not in left.replace(str(frail_lab.folder), "") and "ssh -x" not in left, left
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("victim", [1, 0])
-def test_ranks_on_other_nodes_go_on_in_place(frail_lab: SlurmLab, open_mpi_5: Path, victim: int) -> None:
+def test_ranks_on_other_nodes_continue_in_place(frail_lab: SlurmLab, open_mpi_5: Path, victim: int) -> None:
     """A run continues in place after a rank is killed on another node, or beside the process that started all.
 
     `make test` has it on one node (training/test_in_place.py).

@@ -17,7 +17,7 @@ def desk_of(lab: SlurmLab, name: str) -> Desk:
     return Desk(lab, folder)
 
 
-def test_a_run_goes_on_when_a_node_is_cut_off_for_a_while(lab_slurm: SlurmLab) -> None:
+def test_a_run_continues_when_a_node_is_cut_off_for_a_while(lab_slurm: SlurmLab) -> None:
     """A run continues after a partition, with a slow link and a clock ahead; root's tc setting is gone at the end."""
     desk = desk_of(lab_slurm, "impaired")
     faults = "skew:host=2:+5s,link:host=1:100mbit,partition:host=2@step=20+2s"
@@ -27,8 +27,8 @@ def test_a_run_goes_on_when_a_node_is_cut_off_for_a_while(lab_slurm: SlurmLab) -
     assert job["JobState"] == "COMPLETED", desk.log(number)
     events = desk.events("impaired", "message")
     texts = [event["text"] for event in events]
-    for told in ("skew:host=2:+5s", "link:host=1:100mbit (by tc on eth0)", "partition:host=2@step=20+2s"):
-        assert f"injected: {told}" in texts, texts
+    for reported in ("skew:host=2:+5s", "link:host=1:100mbit (by tc on eth0)", "partition:host=2@step=20+2s"):
+        assert f"injected: {reported}" in texts, texts
     assert "tbf" not in lab_slurm.run(["tc", "qdisc", "show", "dev", "eth0"], host="node2").out
     told_at = next(event["at"] for event in events if "partition" in event["text"] and "step" in event)
     before_s = [event["at"] for event in desk.events("impaired", "step") if event["step"] <= 20]
@@ -50,7 +50,7 @@ def test_a_node_that_stays_cut_off_is_named(lab_slurm: SlurmLab) -> None:
     assert "hpcdl: rank 1 on node2 is not responding" in desk.log(number), desk.log(number)
 
 
-def test_a_run_goes_on_without_a_node_that_stays_cut_off(lab_slurm: SlurmLab) -> None:
+def test_a_run_continues_without_a_node_that_stays_cut_off(lab_slurm: SlurmLab) -> None:
     """A run continues without a node that stays cut off, also for new ranks; Slurm's own network still works."""
     desk = desk_of(lab_slurm, "left-out")
     words = (*TRAIN, "--steps", "80", "--stall-timeout", "8s", "--checkpoint-every", "0.2s")
@@ -62,9 +62,9 @@ def test_a_run_goes_on_without_a_node_that_stays_cut_off(lab_slurm: SlurmLab) ->
     assert "node2, on which ranks were lost twice, is left out; 2 workers in place of 3" in log, log
     record = desk.record("left-out")
     assert (record["status"], record["steps"], record["hosts"]) == ("finished", 80, ["node1", "node3"])
-    told = [event["text"] for event in desk.events("left-out", "message")]
-    assert told.count("injected: partition:host=1@step=50") == 1
-    assert sum("rank 1 on node2 is not responding" in text for text in told) == 2, told
+    reported = [event["text"] for event in desk.events("left-out", "message")]
+    assert reported.count("injected: partition:host=1@step=50") == 1
+    assert sum("rank 1 on node2 is not responding" in text for text in reported) == 2, reported
 
 
 def test_hosts_that_the_job_has_not_got_are_refused(lab_slurm: SlurmLab) -> None:

@@ -56,8 +56,8 @@ def test_mpiexec_over_the_hosts_of_a_file(lab_ssh: SlurmLab, folder: Path, varia
         assert (record["ranks"], record["hosts"]) == (2, ["node1", "node2"])
         assert [desk.status("two", rank).host for rank in range(2)] == ["node1", "node2"]
         assert lab_ssh.run(["kill", "-9", str(desk.status("two", 1).pid)], host="node2").code == 0
-        _, said = run.communicate(timeout=300)
-    assert run.returncode == 1 and "hpcdl: rank 1 on node2 ended without a word" in said, said
+        _, reported = run.communicate(timeout=300)
+    assert run.returncode == 1 and "hpcdl: rank 1 on node2 ended without a word" in reported, reported
 
 
 def test_a_host_that_is_not_there(lab_ssh: SlurmLab, folder: Path) -> None:

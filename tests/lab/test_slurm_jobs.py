@@ -131,8 +131,8 @@ def test_an_mpi_that_does_not_fit_is_refused_at_the_start(desk: Desk) -> None:
     assert finished.code == 0, finished.err
     job = desk.lab.wait_for_job(int(finished.out), timeout_s=300)
     assert job["JobState"] == "FAILED" and job["ExitCode"] == "2:0"
-    said = (desk.folder / "wrong.txt").read_text()
-    assert "2 ranks were asked for but MPI started 1" in said and "--mpi=pmi2" in said
+    reported = (desk.folder / "wrong.txt").read_text()
+    assert "2 ranks were asked for but MPI started 1" in reported and "--mpi=pmi2" in reported
 
 
 @pytest.mark.soak
@@ -150,12 +150,12 @@ def test_ranks_that_the_user_starts_leave_together(desk: Desk) -> None:
     finished = desk.lab.run(line, cwd=desk.folder)
     assert finished.code == 0, finished.err
     desk.lab.wait_for_job(int(finished.out), timeout_s=300)
-    said = (desk.folder / "own.txt").read_text()
-    first, _, second = said.partition("\nfirst ")
-    assert second.startswith("75\n"), said
+    reported = (desk.folder / "own.txt").read_text()
+    first, _, second = reported.partition("\nfirst ")
+    assert second.startswith("75\n"), reported
     assert first.count("continue with --resume") == 1 and list((desk.folder / "own-stop" / "checkpoints").iterdir())
     # srun reports 137 for ranks that it killed, whatever the code of the failed one.
-    assert ("\nsecond 1\n" in said or "\nsecond 137\n" in said) and "Traceback" not in second, said
+    assert ("\nsecond 1\n" in reported or "\nsecond 137\n" in reported) and "Traceback" not in second, reported
     assert "hpcdl: rank " in second and "at step" in second
 
 
@@ -190,18 +190,18 @@ def test_a_script_runs_in_a_job_and_under_srun(desk: Desk) -> None:
     job = desk.lab.wait_for_job(number, timeout_s=300)
     assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), desk.log(number)
     desk.lab.wait_for_job(int(finished.out), timeout_s=300)
-    said = (desk.folder / "script.txt").read_text()
-    plain, leaves, fails = (part for part in said.split(" ended with ")[:3])
+    reported = (desk.folder / "script.txt").read_text()
+    plain, leaves, fails = (part for part in reported.split(" ended with ")[:3])
     for text in (desk.log(number), plain):
         assert all(f"rank {rank} of 2 node {rank} local 0" in text for rank in (0, 1)), text
     for run in ("script-submitted", "script-plain"):
         record = desk.record(run)
         assert (record["status"], record["ranks"], len(set(record["hosts"]))) == ("finished", 2, 2)
-    assert "plain ended with 0" in said, said
-    assert "leaves ended with 0" not in said and "fails ended with 0" not in said, said
-    assert leaves.count("hpcdl: ") == 1 and "has left: its script has called sys.exit(0)" in leaves, said
-    assert fails.count("hpcdl: ") == 1 and "the script has called sys.exit(3), which ends all ranks" in fails, said
-    assert "Traceback" not in said
+    assert "plain ended with 0" in reported, reported
+    assert "leaves ended with 0" not in reported and "fails ended with 0" not in reported, reported
+    assert leaves.count("hpcdl: ") == 1 and "has left: its script has called sys.exit(0)" in leaves, reported
+    assert fails.count("hpcdl: ") == 1 and "the script has called sys.exit(3), which ends all ranks" in fails, reported
+    assert "Traceback" not in reported
 
 
 def test_a_models_outputs_are_computed_on_two_nodes(desk: Desk) -> None:
@@ -235,10 +235,10 @@ def test_the_doctor_looks_at_all_nodes_of_a_job(desk: Desk) -> None:
     assert finished.code == 0, finished.err
     number = int(finished.out)
     job = desk.lab.wait_for_job(number, timeout_s=300)
-    said = desk.log(number)
-    assert job["JobState"] == "COMPLETED", said
-    assert "4 hosts agree within" in said and "ranks start here by slurm" in said
-    assert "srun --mpi=" in said and "two ranks talk" in said
+    reported = desk.log(number)
+    assert job["JobState"] == "COMPLETED", reported
+    assert "4 hosts agree within" in reported and "ranks start here by slurm" in reported
+    assert "srun --mpi=" in reported and "two ranks talk" in reported
 
 
 @pytest.mark.parametrize(

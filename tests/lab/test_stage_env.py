@@ -81,8 +81,8 @@ def test_a_node_without_room_is_named(lab_slurm: SlurmLab) -> None:
     number = desk.submit(*words, "--data", "synthetic:cifar10", "--batch-size", "8", "--steps", "2", run="full")
     job = lab_slurm.wait_for_job(number, timeout_s=300)
     assert job["JobState"] == "FAILED" and job["ExitCode"] == "1:0", desk.log(number)
-    said = r"^hpcdl: --stage-env: node node[234]: tar: .* \(0 free in /tmp/own\)$"
-    assert re.search(said, desk.log(number), re.MULTILINE), desk.log(number)
+    reported = r"^hpcdl: --stage-env: node node[234]: tar: .* \(0 free in /tmp/own\)$"
+    assert re.search(reported, desk.log(number), re.MULTILINE), desk.log(number)
     for node in ("node1", *full):
         assert lab_slurm.run(["ls", "/tmp/own"], host=node).out == ""
     for node in full:

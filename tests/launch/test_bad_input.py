@@ -67,7 +67,7 @@ def test_a_name_that_no_file_can_have(ask_hpcdl: CommandLine, tmp_path: Path, co
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "reported"),
     [
         ("train --ranks 1 --data gone -n 2", ["--ranks 1 is ignored, because -n 2 follows"]),
         ("train --data gone --resume --no-resume", ["--resume is ignored, because --no-resume follows"]),
@@ -82,11 +82,11 @@ def test_a_name_that_no_file_can_have(ask_hpcdl: CommandLine, tmp_path: Path, co
         ("train --data gone --json --json --quiet -q", []),
     ],
 )  # fmt: skip
-def test_what_a_later_word_overrides_is_told(ask_hpcdl: CommandLine, line: str, told: list[str]) -> None:
+def test_what_a_later_word_overrides_is_reported(ask_hpcdl: CommandLine, line: str, reported: list[str]) -> None:
     finished = ask_hpcdl(shlex.split(line))
     assert finished.code == 2, finished.err
-    said = [words.removeprefix("warning: ") for words in finished.err.splitlines() if words.startswith("warning: ")]
-    assert len(said) == len(told) and all(map(str.startswith, said, told)), finished.err
+    messages = [words.removeprefix("warning: ") for words in finished.err.splitlines() if words.startswith("warning: ")]
+    assert len(messages) == len(reported) and all(map(str.startswith, messages, reported)), finished.err
 
 
 @pytest.mark.parametrize("command", ["report", "runs", "trace", "shard", "export --to keras"])
@@ -97,16 +97,16 @@ def test_an_empty_name_is_not_this_folder(ask_hpcdl: CommandLine, tmp_path: Path
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_all_that_is_not_there_is_told_at_once(ask_hpcdl: CommandLine) -> None:
+def test_all_that_is_not_there_is_reported_at_once(ask_hpcdl: CommandLine) -> None:
     line = ["train", "--strategy", "rign", "--model", "lennet", "--data", "nowhere", "--preprocess", "gone.py:map"]
     finished = ask_hpcdl(line)
-    told = finished.err.splitlines()
-    assert finished.code == 2 and len(told) == 4, finished.err
-    for words, said in zip(("'rign'", "'lennet'", "gone.py", "nowhere"), told, strict=True):
-        assert words in said
+    reported = finished.err.splitlines()
+    assert finished.code == 2 and len(reported) == 4, finished.err
+    for words, messages in zip(("'rign'", "'lennet'", "gone.py", "nowhere"), reported, strict=True):
+        assert words in messages
 
 
-def test_pictures_that_the_network_does_not_take_are_told_before_a_job_waits_for_them(
+def test_pictures_that_the_network_does_not_take_are_reported_before_a_job_waits_for_them(
     ask_hpcdl: CommandLine, tmp_path: Path
 ) -> None:
     made = ask_hpcdl(["shard", DIGITS, tmp_path / "small"], cwd=tmp_path)
@@ -168,18 +168,18 @@ def test_what_only_the_ranks_can_tell_leaves_nothing_behind(
     finished = run_hpcdl(["train", "--model", "net.py:build", "--data", shards, "--strategy", "ps", "--ranks", "2",
                           "--run-dir", "run"], cwd=tmp_path)  # fmt: skip
     assert finished.code == 2, finished.err
-    told, refused = finished.err.splitlines()
-    assert told.startswith("the model is fed images ") and "leave the softmax out" in refused
+    reported, refused = finished.err.splitlines()
+    assert reported.startswith("the model is fed images ") and "leave the softmax out" in refused
     assert not (tmp_path / "run").exists()
 
 
-def test_one_rank_for_a_job_of_several_nodes_is_told_of_where_nobody_asked_for_it(
+def test_one_rank_for_a_job_of_several_nodes_is_reported_where_nobody_asked_for_it(
     ask_hpcdl: CommandLine, tmp_path: Path
 ) -> None:
     (tmp_path / "hosts").write_text("node1\nnode2\n")
     env = {"HPCDL_HOSTFILE": str(tmp_path / "hosts")}
-    told = "one rank on one of this job's 2 nodes; --ranks 2 starts one on each"
+    reported = "one rank on one of this job's 2 nodes; --ranks 2 starts one on each"
     line = ["train", "--model", "lenet", "--data", "nowhere"]
-    assert told in ask_hpcdl(line, env=env).err
-    assert told not in ask_hpcdl([*line, "--ranks", "1"], env=env).err
-    assert told not in ask_hpcdl(line).err
+    assert reported in ask_hpcdl(line, env=env).err
+    assert reported not in ask_hpcdl([*line, "--ranks", "1"], env=env).err
+    assert reported not in ask_hpcdl(line).err

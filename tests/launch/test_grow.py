@@ -114,7 +114,7 @@ def test_a_node_that_is_silent_and_then_gone_has_failed_once() -> None:
     assert "for good" in places.leave_out(lost("n3", node="n3"), 60, lambda ranks: True), "it had worked in between"
 
 
-def test_the_launcher_hears_of_a_node_that_was_left_out_also_when_it_is_back() -> None:
+def test_the_launcher_learns_of_a_node_that_was_left_out_also_when_it_is_back() -> None:
     """The launcher learns of a formerly excluded node, so that it does not wait for Slurm's old step there."""
     places = RankSlots(Nodes("n1", "n2"), 2)
     assert places.environment == {}
@@ -124,7 +124,7 @@ def test_the_launcher_hears_of_a_node_that_was_left_out_also_when_it_is_back() -
     assert places.environment == {LEFT_OUT_VARIABLE: ""}
 
 
-def test_who_asks_is_told_why_there_are_no_more(run: Callable[..., Starts], tmp_path: Path) -> None:
+def test_whoever_asks_learns_why_there_are_no_more(run: Callable[..., Starts], tmp_path: Path) -> None:
     nodes = Nodes("n1", "n2", "n3", "n4")
     nodes.down = {"n3"}
 
@@ -168,7 +168,7 @@ def test_ranks_look_for_the_file_and_take_it_away_where_they_cannot_leave(tmp_pa
     assert not (tmp_path / LEAVE).exists()
 
 
-def test_only_the_user_whose_run_goes_on_may_ask(tmp_path: Path) -> None:
+def test_only_the_user_whose_run_continues_may_ask(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not a run directory"):
         ask_to_grow(tmp_path)
     rundir.create(tmp_path, config(elastic=False), {})

@@ -68,14 +68,14 @@ PERIODIC = ["local-sgd", "slowmo", "diloco"]
 
 
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "single"])
-def test_strategies_whose_state_no_rank_knows_alone_go_on_in_place(
+def test_strategies_whose_state_no_rank_knows_alone_continue_in_place(
     strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mpi(monkeypatch)
-    continues, said = way_of(prepare(config(strategy=strategy, **{"allow-grpc": True})), LOCAL)
+    continues, reported = way_of(prepare(config(strategy=strategy, **{"allow-grpc": True})), LOCAL)
     able = {*COLLECTIVES, "ps", "sync-easgd", *SERVED, *PERIODIC}
     assert continues == (strategy in IN_PLACE) == (strategy in able)
-    assert ("in place (ULFM), down to 2 workers" if continues else f"{strategy} cannot continue in place") in said
+    assert ("in place (ULFM), down to 2 workers" if continues else f"{strategy} cannot continue in place") in reported
 
 
 @pytest.mark.parametrize(
@@ -109,12 +109,12 @@ def test_strategies_whose_state_no_rank_knows_alone_go_on_in_place(
         ({}, LOCAL, ("mpich", "5.0.2"), "mpich 5.0.2 has no ULFM"),
     ],
 )
-def test_where_it_cannot_new_ranks_go_on_and_the_start_says_why(
+def test_where_it_cannot_new_ranks_continue_and_the_start_says_why(
     flags: dict[str, Any], launcher: Any, library: tuple[str, str], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mpi(monkeypatch, *library)
-    continues, said = way_of(prepare(config(**flags)), launcher)
-    assert not continues and said.startswith("where a rank is lost, all are started again") and why in said
+    continues, reported = way_of(prepare(config(**flags)), launcher)
+    assert not continues and reported.startswith("where a rank is lost, all are started again") and why in reported
 
 
 def test_workers_that_do_not_step_together_may_exchange_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_workers_that_do_not_step_together_may_exchange_now_and_then(monkeypatch
     assert way_of(prepare(config(strategy="async-easgd", period=4)), LOCAL)[0]
 
 
-def test_the_launcher_hears_that_ranks_may_die(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_launcher_gets_the_option_that_ranks_may_die(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Mpiexec(path=Path("mpiexec"), flavour="openmpi", library=Path("libmpi.so"), version="5.0.11")
     monkeypatch.setattr(single, "find_mpiexec", lambda: found)
     for continues, words in ((True, ["--with-ft", "ulfm"]), (False, [])):
@@ -130,7 +130,7 @@ def test_the_launcher_hears_that_ranks_may_die(monkeypatch: pytest.MonkeyPatch) 
         assert LOCAL.line(plan, ["rank"], mpi=True, environment={})[0] == ["mpiexec", *words, "-n", "3", "rank"]
 
 
-def test_mpiexec_over_hosts_hears_it_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_mpiexec_over_hosts_gets_the_option_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = Mpiexec(path=Path("mpiexec"), flavour="openmpi", library=Path("libmpi.so"), version="5.0.11")
     monkeypatch.setattr(hostfile, "find_mpiexec", lambda: found)
     (tmp_path / "hosts").write_text("a\nb\n")
@@ -232,13 +232,13 @@ def test_a_rank_that_has_failed_ends_the_run_and_is_not_lost_to_it(tmp_path: Pat
     ("step", "evaluated", "owes"),
     [(0, [], False), (9, [], False), (10, [], True), (10, [10], False), (25, [10, 20], True)],
 )
-def test_an_epoch_that_nobody_has_evaluated_is_owed(step: int, evaluated: list[int], owes: bool) -> None:
+def test_an_epoch_without_evaluation_is_evaluated_later(step: int, evaluated: list[int], owes: bool) -> None:
     facts = {"steps_per_epoch": 10, "num_steps": 25, "history": [{"step": at} for at in evaluated]}
     standing = SurvivorState(leader=0, step=step, facts=facts, saved=None, seconds_to_target=None, apart=False)
     assert standing.owes_epoch_end == owes
 
 
-def test_what_is_told_of_a_recovery_is_who_was_lost_and_each_part() -> None:
+def test_messages_of_a_recovery_name_the_lost_ranks_and_each_part() -> None:
     recovery = Recovery(began_s=0.0, lost={2: "b", 1: "a"}, continues="2 workers in place of 4", step=7)
     recovery.seconds = {"detect": 0.25, "shrink": 0.5}
     heard: list[dict[str, Any]] = []
@@ -384,14 +384,14 @@ def test_the_run_that_loses_ranks_has_the_weights_of_the_undisturbed_one(
     line = [*BY_STRATEGY[strategy], "--data", shards, "--inject", faults, "--run-dir", tmp_path / "struck"]
     finished = session_hpcdl(line, env=library(open_mpi_5), timeout_s=300)
     assert finished.code == 0, finished.err
-    told = recoveries(tmp_path / "struck")
-    assert sorted(rank for one in told for rank in one["lost"]) == sorted(victims)
-    assert all(set(one["seconds"]) == {"detect", "shrink", "state", "trace"} for one in told)
+    reported = recoveries(tmp_path / "struck")
+    assert sorted(rank for one in reported for rank in one["lost"]) == sorted(victims)
+    assert all(set(one["seconds"]) == {"detect", "shrink", "state", "trace"} for one in reported)
     record, left = record_of(tmp_path / "struck"), 4 - sum(victim < 4 for victim in victims)
     left_in_all = (6 if strategy == "ps" else 4) - len(victims)
     assert (record["status"], record["workers"], record["ranks"]) == ("finished", left, left_in_all)
     assert [row["role"] for row in record["rank_records"]] == ["worker"] * left + ["server"] * (left_in_all - left)
-    assert record["resumed_from_steps"] == [one["step"] for one in told]
+    assert record["resumed_from_steps"] == [one["step"] for one in reported]
     for mine, other in zip(model_weights(tmp_path / "struck"), model_weights(whole(strategy)), strict=True):
         assert abs(mine - other).max() <= 1e-5 * abs(other).max() + 1e-7
     states = {status.rank: status.state for status in read_statuses(tmp_path / "struck" / "ranks")}
@@ -450,7 +450,7 @@ def test_ranks_may_be_lost_between_steps(
 @pytest.mark.lab
 @pytest.mark.mpi
 @pytest.mark.soak
-def test_below_the_least_number_of_workers_new_ranks_go_on(
+def test_below_the_least_number_of_workers_new_ranks_continue(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
     """Below --min-workers new ranks start. `make test` has two losses with enough workers left, above.
@@ -470,7 +470,7 @@ def test_below_the_least_number_of_workers_new_ranks_go_on(
 @pytest.mark.lab
 @pytest.mark.mpi
 @pytest.mark.soak
-def test_a_rank_lost_while_the_group_is_mended_leaves_a_run_that_goes_on(
+def test_a_rank_lost_while_the_group_is_mended_leaves_a_run_that_continues(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
     """A rank lost during a recovery leaves a run that continues, in place or with new ranks, depending on the moment.
@@ -496,7 +496,7 @@ def test_a_rank_lost_while_the_group_is_mended_leaves_a_run_that_goes_on(
 @pytest.mark.mpi
 @pytest.mark.soak
 @pytest.mark.parametrize("strategy", [name for name in IN_PLACE if name not in ("ring", "ps", *SERVED)])
-def test_every_other_strategy_goes_on_in_place_too(
+def test_every_other_strategy_continues_in_place_too(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
     run_dir = tmp_path / "run"
@@ -590,8 +590,8 @@ def trained_with_loss(hpcdl: CommandLine, prefix: Path, data: Path, run_dir: Pat
     assert record["status"] == "finished"
     first, *_, last = record["history"]
     assert last["val_loss"] < first["val_loss"] and last["val_accuracy"] > 0.9, record["history"]
-    told = [event["epoch"] for event in events(run_dir, "epoch")]
-    assert [point["epoch"] for point in record["history"]] == told == sorted(told) and int(told[-1]) == 6
+    reported = [event["epoch"] for event in events(run_dir, "epoch")]
+    assert [point["epoch"] for point in record["history"]] == reported == sorted(reported) and int(reported[-1]) == 6
     return record
 
 
@@ -609,9 +609,9 @@ def test_a_center_outlives_worker_0_and_a_server_that_holds_half_of_it(
     assert (record["workers"], record["servers"], record["ranks"]) == (2, 1, 3)
     assert [row["role"] for row in record["rank_records"]] == ["worker", "worker", "server"]
     assert record["resumed_from_steps"] == [one["step"] for one in recoveries(run_dir)]
-    told = [event["text"] for event in events(run_dir, "message") if "recovery" in event]
-    assert "weights of the center were on a lost server" not in told[0]
-    assert "215540 of 431080 weights of the center were on a lost server: a worker's copy after update" in told[1]
+    reported = [event["text"] for event in events(run_dir, "message") if "recovery" in event]
+    assert "weights of the center were on a lost server" not in reported[0]
+    assert "215540 of 431080 weights of the center were on a lost server: a worker's copy after update" in reported[1]
     states = {status.rank: status.state for status in read_statuses(run_dir / "ranks")}
     assert {rank for rank, state in states.items() if state == "left behind"} == {0, 4}
 
@@ -621,7 +621,7 @@ def test_a_center_outlives_worker_0_and_a_server_that_holds_half_of_it(
 @pytest.mark.soak
 @pytest.mark.parametrize("victim", [0, 1, 3])
 @pytest.mark.parametrize("strategy", SERVED)
-def test_every_method_with_servers_goes_on_without_a_worker_or_a_server(
+def test_every_method_with_servers_continues_without_a_worker_or_a_server(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str, victim: int
 ) -> None:
     """Every method with servers survives a lost worker or server; `make test` shows it for `async-easgd`, above."""
@@ -635,7 +635,7 @@ def test_every_method_with_servers_goes_on_without_a_worker_or_a_server(
 @pytest.mark.lab
 @pytest.mark.mpi
 @pytest.mark.soak
-def test_without_its_last_server_new_ranks_go_on(
+def test_without_its_last_server_new_ranks_continue(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
     """Without its last server a run continues with new ranks; `make test` checks that `roles_left` says so, above."""

@@ -268,7 +268,7 @@ def test_ranks_start_from_a_staged_copy_and_their_batches_are_steps_of_a_trace(
     assert found["gaps"]["count_per_step"] == 0 and not found["waits"]
 
 
-def test_a_signal_stops_it_and_resume_goes_on(
+def test_a_signal_stops_it_and_resume_continues(
     session_hpcdl: CommandLine, shards: Path, models: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -339,7 +339,7 @@ def test_scale_decides_what_a_plain_model_is_fed(
     assert np.allclose(255 * scaled, kept, rtol=1e-4, atol=1e-2) and not np.allclose(scaled, kept)
 
 
-def test_outputs_that_are_not_finite_are_told(
+def test_outputs_that_are_not_finite_are_reported(
     session_hpcdl: CommandLine, shards: Path, models: Path, tmp_path: Path
 ) -> None:
     line = ["infer", models / "nan.keras", "--data", shards, "--out", tmp_path / "out", "--scale", "0..1"]
@@ -392,7 +392,7 @@ REFUSED: Mapping[str, tuple[list[str], str]] = {
 def test_refused_in_a_line_and_nothing_is_left(
     ask_hpcdl: CommandLine, shards: Path, trained: Path, alone: Path, models: Path, tmp_path: Path, case: str
 ) -> None:
-    words, said = REFUSED[case]
+    words, reported = REFUSED[case]
     places = {
         "run": trained,
         "other": models / "other.keras",
@@ -402,7 +402,7 @@ def test_refused_in_a_line_and_nothing_is_left(
     }
     before = files_of(alone), (alone / "record.json").read_bytes()
     refused = ask_hpcdl(["infer", "--data", shards, *(word.format(**places) for word in words)])
-    assert refused.code == 2 and said in refused.err, refused.err
+    assert refused.code == 2 and reported in refused.err, refused.err
     assert len(refused.err.strip().splitlines()) == 1, refused.err
     assert before == (files_of(alone), (alone / "record.json").read_bytes())
     assert not (tmp_path / "new").exists()

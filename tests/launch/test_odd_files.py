@@ -46,7 +46,7 @@ def test_what_is_advised_can_be_typed(
     odd: tuple[Path, str], session_hpcdl: CommandLine, ask_hpcdl: CommandLine
 ) -> None:
     """Advised commands work in bash, for a folder whose name contains a blank, a semicolon and a command."""
-    run, said = odd
+    run, reported = odd
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
     def follow(line: str) -> str:
@@ -57,7 +57,7 @@ def test_what_is_advised_can_be_typed(
         assert done.returncode == 0, (line, done.stderr)
         return done.stderr
 
-    follow(advised(said))
+    follow(advised(reported))
     lines = [advised(ask_hpcdl(["checkpoints", NAME], cwd=run.parent).err)]
     lines.append(advised(follow(lines[0])))
     assert [line.split()[1] for line in lines] == ["evaluate", "export"]
@@ -93,7 +93,7 @@ def test_facts_that_are_missing_or_wrong_are_damage(
 
 
 @pytest.mark.parametrize(
-    ("pattern", "instead", "said"),
+    ("pattern", "instead", "reported"),
     [
         (r"^model = .*", "model = lenet", "at line 1, column 9"),
         (r"^steps = .*", 'steps = "many"', "line 47: steps: 'many' is not a whole number"),
@@ -102,12 +102,12 @@ def test_facts_that_are_missing_or_wrong_are_damage(
     ],
 )
 def test_an_edit_of_the_settings_is_named_with_its_line(
-    ask_hpcdl: CommandLine, run_dir: Path, pattern: str, instead: str, said: str
+    ask_hpcdl: CommandLine, run_dir: Path, pattern: str, instead: str, reported: str
 ) -> None:
     settings = run_dir / "run.toml"
     settings.write_text(re.sub(pattern, instead, settings.read_text(), count=1, flags=re.MULTILINE))
     found = ask_hpcdl(["train", "--resume", "--run-dir", run_dir])
-    assert found.code == 3 and said in found.err and len(found.err.splitlines()) == 1, found.err
+    assert found.code == 3 and reported in found.err and len(found.err.splitlines()) == 1, found.err
     assert found.err.endswith(
         '; put back what was there (record.json has it under "config"), and give other settings as flags\n'
     )
@@ -120,7 +120,7 @@ def test_settings_without_their_origins_are_resumed(ask_hpcdl: CommandLine, run_
     assert found.code == 0, found.err
 
 
-def test_nothing_goes_on_from_a_checkpoint_without_facts(session_hpcdl: CommandLine, run_dir: Path) -> None:
+def test_nothing_continues_from_a_checkpoint_without_facts(session_hpcdl: CommandLine, run_dir: Path) -> None:
     with_facts(run_dir, lambda facts: {})
     finished = session_hpcdl(["train", "--resume", "--run-dir", run_dir, "--steps", "30"])
     assert finished.code == 3 and "Traceback" not in finished.err, finished.err
@@ -133,9 +133,9 @@ def test_text_in_place_of_numbers_is_one_line(ask_hpcdl: CommandLine, run_dir: P
     journal = run_dir / "metrics.jsonl"
     events = journal.read_text()
     journal.write_text(re.sub(r'"step": \d+', '"step": "many"', events))
-    told = ask_hpcdl(["watch", run_dir, "--once"])
-    assert told.code == 3 and "metrics.jsonl, line " in told.err and "step is 'many'" in told.err
-    assert len(told.err.splitlines()) == 1
+    reported = ask_hpcdl(["watch", run_dir, "--once"])
+    assert reported.code == 3 and "metrics.jsonl, line " in reported.err and "step is 'many'" in reported.err
+    assert len(reported.err.splitlines()) == 1
     journal.write_text(events)
     for key in ("steps", "images_per_second", "accuracy"):
         (run_dir / "record.json").write_text(json.dumps({**json.loads(before), key: "many"}))
@@ -143,11 +143,11 @@ def test_text_in_place_of_numbers_is_one_line(ask_hpcdl: CommandLine, run_dir: P
             ["report", run_dir, "--out", tmp_path / "out"], ["diff", run_dir, run_dir], ["predict", run_dir],
             ["watch", run_dir, "--once"], ["runs", run_dir],
         ):  # fmt: skip
-            told = ask_hpcdl(words)
-            assert f"{key} is 'many'" in told.err and "Traceback" not in told.err, (words, told)
-            assert told.code == (0 if words[0] == "runs" else 3), (words, told)
+            reported = ask_hpcdl(words)
+            assert f"{key} is 'many'" in reported.err and "Traceback" not in reported.err, (words, reported)
+            assert reported.code == (0 if words[0] == "runs" else 3), (words, reported)
     document = json.loads(before)
     document["config"]["bucket-size"] = "many"
     (run_dir / "record.json").write_text(json.dumps(document))
-    told = ask_hpcdl(["predict", run_dir, "--nodes", "2"])
-    assert told.code == 3 and "bucket-size is 'many'" in told.err
+    reported = ask_hpcdl(["predict", run_dir, "--nodes", "2"])
+    assert reported.code == 3 and "bucket-size is 'many'" in reported.err

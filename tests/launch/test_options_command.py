@@ -24,8 +24,10 @@ def test_target_accuracy_then_fine_tuning_with_tensorboard(
                               "--warmup-epochs", "0.5", "--base-batch", "16", "--run-dir", first])  # fmt: skip
     assert finished.code == 0, finished.err
     assert "target accuracy 0.8 reached after" in finished.err
-    told = "1 worker x batch 32 = 32 samples a step; momentum 0.9, learning rate 0.01 (= 0.005 scaled linearly from "
-    assert f"{told}batch 16) after 22 warm-up steps" in finished.err
+    reported = (
+        "1 worker x batch 32 = 32 samples a step; momentum 0.9, learning rate 0.01 (= 0.005 scaled linearly from "
+    )
+    assert f"{reported}batch 16) after 22 warm-up steps" in finished.err
     record = record_of(first)
     *earlier, last = record["history"]
     assert last["epoch"] < 20

@@ -99,11 +99,11 @@ def test_a_run_with_own_layers_is_evaluated_exported_and_applied(
 @pytest.mark.parametrize("function", ["unknown", "function", "network"])
 def test_weights_with_own_layers_begin_another_run(session_hpcdl: CommandLine, trained: Path, function: str) -> None:
     weights = f"run-{function}/model.keras"
-    said = train(session_hpcdl, trained, function, "--init-weights", weights, "--run-dir", f"next-{function}")
-    assert f"weights of all layers from {weights}" in said
+    reported = train(session_hpcdl, trained, function, "--init-weights", weights, "--run-dir", f"next-{function}")
+    assert f"weights of all layers from {weights}" in reported
 
 
-def test_what_the_file_lacks_is_said(session_hpcdl: CommandLine, trained: Path, tmp_path: Path) -> None:
+def test_what_the_file_lacks_is_reported(session_hpcdl: CommandLine, trained: Path, tmp_path: Path) -> None:
     elsewhere = session_hpcdl(["evaluate", trained / "run-unknown", *DATA], cwd=tmp_path)
     assert elsewhere.code == 2 and "type this in the folder in which the run began" in elsewhere.err
     alone = session_hpcdl(["infer", "run-unknown/model.keras", *DATA, "--scale", "0..1", "--out", "x"], cwd=trained)

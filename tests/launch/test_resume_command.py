@@ -103,7 +103,7 @@ def test_stopped_at_a_hundred_random_moments(
 
 @pytest.mark.soak
 @EITHER
-def test_a_warning_stops_and_the_run_goes_on_under_either_mpi(
+def test_a_warning_stops_and_the_run_continues_under_either_mpi(
     mpi: Mpi, undisturbed: Undisturbed, shards: Path, tmp_path: Path
 ) -> None:
     """SIGUSR1 to the process that the user started stops a run, which can then be resumed; an early signal works too.

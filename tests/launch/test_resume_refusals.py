@@ -74,7 +74,7 @@ def test_of_the_data_the_content_counts(tmp_path: Path) -> None:
         rundir.check_resumed(tmp_path, config(data=data, allow="data").config, "c2")
 
 
-def test_a_run_from_before_scale_goes_on_with_bytes_divided_by_255_or_is_refused(tmp_path: Path) -> None:
+def test_a_run_from_before_scale_continues_with_bytes_divided_by_255_or_is_refused(tmp_path: Path) -> None:
     rundir.create(tmp_path, config(), {rundir.CHECKSUM: "c1"})
     rundir.check_resumed(tmp_path, config().config, "c1", keeps_bytes=True)
     path = tmp_path / rundir.CONFIG_FILE
@@ -101,7 +101,7 @@ def test_what_is_allowed_is_a_setting(tmp_path: Path) -> None:
         rundir.check_resumed(tmp_path, config(allow="learning_rates").config, "c1")
 
 
-def test_every_difference_is_told_before_anything_is_written(
+def test_every_difference_is_reported_before_anything_is_written(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
     data, run_dir = tmp_path / "data", tmp_path / "run"
@@ -115,8 +115,10 @@ def test_every_difference_is_told_before_anything_is_written(
     resume = [*words, "--resume", "--time-limit", "1h", "--learning-rate", "0.05"]
     refused = session_hpcdl(resume)
     assert refused.code == 2, refused.err
-    told = refused.err.splitlines()
-    assert len(told) == 2 and "began with 0.01, now it is 0.05" in told[0] and "checksum" in told[1], told
+    reported = refused.err.splitlines()
+    assert len(reported) == 2 and "began with 0.01, now it is 0.05" in reported[0] and "checksum" in reported[1], (
+        reported
+    )
     assert (run_dir / "run.toml").read_bytes() == before
     finished = session_hpcdl([*resume, "--allow", "data", "--allow", "learning-rate"])
     assert finished.code == 0, finished.err

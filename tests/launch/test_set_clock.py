@@ -155,7 +155,7 @@ def test_a_clock_that_is_set_moves_no_time_limit(
     assert limit_s / 2 < trained_s < limit_s + 5 and time.monotonic() - set_s < limit_s + patience(20)
 
 
-def test_a_run_that_stood_still_goes_on_and_blames_nobody(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_a_run_that_was_suspended_continues_and_blames_nobody(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     """All processes of a run are stopped, as in a paused virtual machine; it continues and blames no rank."""
     run_dir, stall_s = tmp_path / "run", patience(4)
     line = [*LINE, "--strategy", "ring", "--ranks", 2, "--steps", 2 * STEPS, "--stall-timeout", f"{stall_s:.0f}s"]

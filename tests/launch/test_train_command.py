@@ -126,15 +126,15 @@ def test_ranks_that_end_well_leave_one_table(
 
 
 @of_each("ring")
-def test_a_weight_that_no_gradient_reaches_stays_as_it_is_and_is_told_of(
+def test_a_weight_that_no_gradient_reaches_stays_as_it_is_and_is_reported(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
     """A weight without a gradient stays unchanged and causes a warning; as in Keras's fit, the network still trains."""
     line = [*four_steps(strategy, shards, tmp_path / "run"), "--model", f"{PLANTED}:build_with_idle_weight"]
     finished = session_hpcdl(line, timeout_s=300)
     assert finished.code == 0, finished.err
-    said = "the loss does not depend on aside/idle: no gradient moves that"
-    assert any(said in warning for warning in record_of(tmp_path / "run")["warnings"])
+    reported = "the loss does not depend on aside/idle: no gradient moves that"
+    assert any(reported in warning for warning in record_of(tmp_path / "run")["warnings"])
     weights = named_weights_in(tmp_path / "run" / "model.keras")
     (idle,) = [value for name, value in weights.items() if "idle" in name]
     assert idle.tolist() == [1, 1, 1]

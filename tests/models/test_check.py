@@ -183,9 +183,9 @@ DOUBTFUL = {
 
 @pytest.mark.parametrize("name", DOUBTFUL)
 def test_layers_that_train_but_are_likely_mistakes_are_named(name: str, tmp_path: Path) -> None:
-    body, said = DOUBTFUL[name]
+    body, reported = DOUBTFUL[name]
     lines = doubts(built(tmp_path, body, CROSS), "net.py:build", [CROSS])
-    assert len(lines) == bool(said) and said in "".join(lines)
+    assert len(lines) == bool(reported) and reported in "".join(lines)
 
 
 def test_a_mean_over_a_picture_is_no_rescaling(tmp_path: Path) -> None:
@@ -197,22 +197,22 @@ def test_a_mean_over_a_picture_is_no_rescaling(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_with_a_remedy(name: str, tmp_path: Path) -> None:
-    body, loss, said = REFUSED[name]
+    body, loss, reported = REFUSED[name]
     with pytest.raises(UsageError) as caught:
         built(tmp_path, body, loss)
     message = str(caught.value)
-    assert said in message and ("; " in message or ": every layer" in message), message
+    assert reported in message and ("; " in message or ": every layer" in message), message
     assert "\n" not in message and len(message) < 400
 
 
-def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+def test_all_that_is_wrong_is_reported_at_once(tmp_path: Path) -> None:
     layers_of = (
         "[keras.Input((6, 5, 1)), layers.Rescaling(1 / 255), layers.Flatten(), layers.Dense(3), layers.Softmax()]"
     )
     with pytest.raises(ConfigError) as caught:
         built(tmp_path, f"keras.Sequential({layers_of})", CROSS, scaled=True)
-    told = caught.value.problems
-    assert [words in line for words, line in zip(("Rescaling", "4 classes", "softmax"), told, strict=True)] == [
+    reported = caught.value.problems
+    assert [words in line for words, line in zip(("Rescaling", "4 classes", "softmax"), reported, strict=True)] == [
         True
     ] * 3
     assert one_line(caught.value).count("; also: ") == 2
@@ -230,7 +230,7 @@ def test_networks_of_the_table_are_held_against_other_losses(name: str) -> None:
         load_model(name, classes=4, input_shape=shape, loss=SPARSE)
 
 
-def test_outputs_like_one_hot_targets_get_their_loss_told(tmp_path: Path) -> None:
+def test_outputs_like_one_hot_targets_get_their_loss_named(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(f"{START}\n\ndef build(num_classes, input_shape):\n    return classifier(4)\n")
     with pytest.raises(UsageError, match=r"as the targets are: .*one-hot targets give --loss categorical_crossentropy"):

@@ -52,11 +52,11 @@ WANTED = {
 
 @pytest.fixture(scope="module")
 def counted() -> dict[str, int | None]:
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-c", COUNTED], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
-    assert told.returncode == 0, told.stderr[-3000:]
-    found: dict[str, int | None] = json.loads(told.stdout)
+    assert reported.returncode == 0, reported.stderr[-3000:]
+    found: dict[str, int | None] = json.loads(reported.stdout)
     return found
 
 

@@ -81,7 +81,7 @@ def test_a_model_of_another_size_than_the_data_is_refused(file: Path) -> None:
         (f"def build():\n    return {SEQUENTIAL.format(4)}\n", "has no weights yet"),
     ],
 )
-def test_mistakes_are_told_in_one_line(file: Path, body: str, expected: str) -> None:
+def test_mistakes_are_reported_in_one_line(file: Path, body: str, expected: str) -> None:
     assert expected in refusal(file, body)
 
 

@@ -23,7 +23,7 @@ def test_the_installed_build_is_recognised_without_importing_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "told", "used"),
+    ("flags", "setting", "used"),
     [
         ("fpu avx2 fma", None, False),
         ("fpu avx2 avx512f avx512_vnni", None, True),
@@ -33,21 +33,21 @@ def test_the_installed_build_is_recognised_without_importing_it() -> None:
         ("avx512_vnni", "0", False),
     ],
 )
-def test_whether_onednn_computes_unless_told_otherwise(
-    flags: str | None, told: str | None, *, used: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_whether_onednn_computes_by_default(
+    flags: str | None, setting: str | None, *, used: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor : 0\n" + (f"flags : {flags}\n" if flags else ""))
     monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
-    if told is not None:
-        monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", told)
+    if setting is not None:
+        monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", setting)
     assert find_engine(cpuinfo).onednn is used
 
 
-@pytest.mark.parametrize("told", [None, "0", "1"])
-def test_tensorflow_itself_decides_the_same(told: str | None) -> None:
+@pytest.mark.parametrize("setting", [None, "0", "1"])
+def test_tensorflow_itself_decides_the_same(setting: str | None) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TF_ENABLE_ONEDNN_OPTS"}
-    environment |= {} if told is None else {"TF_ENABLE_ONEDNN_OPTS": told}
+    environment |= {} if setting is None else {"TF_ENABLE_ONEDNN_OPTS": setting}
     program = (
         "from hpcdl.node.engine import find_engine\nfrom hpcdl.step.keras_internals import onednn_in_use\n"
         "print(find_engine().onednn, onednn_in_use())"

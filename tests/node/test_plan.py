@@ -94,7 +94,7 @@ def test_more_ranks_than_cores_are_not_bound(machine: Machine) -> None:
     assert plan.environment["HPCDL_INTRA_OP_THREADS"] == "1"
 
 
-def test_a_profile_for_other_ranks_shares_its_threads_anew(machine: Machine) -> None:
+def test_a_profile_for_other_ranks_shares_its_threads_again(machine: Machine) -> None:
     settings = Settings(ranks_per_node=2, intra_op_threads=16, onednn=False)
     filled = fill(machine("generic"), settings, 4)
     assert (filled.intra_op_threads, filled.ranks_per_node, filled.onednn) == (8, 4, False)

@@ -61,7 +61,7 @@ def test_auto_prefers_this_node_and_model_then_the_newest(machine: Machine, tmp_
     assert "there is none for hepcnn" in other.sentence
 
 
-def test_what_makes_a_profile_less_than_sure_is_said(machine: Machine, tmp_path: Path) -> None:
+def test_what_makes_a_profile_less_than_sure_is_reported(machine: Machine, tmp_path: Path) -> None:
     """The report names doubts about a profile: its search stopped early, or TensorFlow has changed."""
     topology = machine("generic")
     package, version = installed()
@@ -73,10 +73,10 @@ def test_what_makes_a_profile_less_than_sure_is_said(machine: Machine, tmp_path:
     }
     for name, own in changes.items():
         write_profile(dataclasses.replace(settled, **own), tmp_path / f"{name}.toml")  # type: ignore[arg-type]
-    told = [find_profile(str(tmp_path / f"{name}.toml"), "resnet50", topology).sentence for name in "abc"]  # type: ignore[union-attr]
-    assert "; its search stopped before it settled; best with probability 0.02; " in told[0]
-    assert f"; tuned under {package} 2.1.0, here is {version}: tune again; " in told[1]
-    assert "tuned" not in told[2] and "search" not in told[2]
+    reported = [find_profile(str(tmp_path / f"{name}.toml"), "resnet50", topology).sentence for name in "abc"]  # type: ignore[union-attr]
+    assert "; its search stopped before it settled; best with probability 0.02; " in reported[0]
+    assert f"; tuned under {package} 2.1.0, here is {version}: tune again; " in reported[1]
+    assert "tuned" not in reported[2] and "search" not in reported[2]
 
 
 def test_no_network_is_none_that_a_profile_could_lack(machine: Machine, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_auto_takes_the_nearest_and_says_so_but_no_other_machine(machine: Machin
     assert find_profile("auto", "resnet50", machine("theta-knl"), [tmp_path]) is None
 
 
-def test_a_named_profile_of_another_machine_is_used_and_told(machine: Machine, tmp_path: Path) -> None:
+def test_a_named_profile_of_another_machine_is_used_and_reported(machine: Machine, tmp_path: Path) -> None:
     path = tmp_path / "p.toml"
     write_profile(profile_for(machine("theta-knl")), path)
     found = find_profile(str(path), "resnet50", machine("generic"))

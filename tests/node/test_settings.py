@@ -24,7 +24,7 @@ def test_chosen_settings_round_trip(settings: Settings) -> None:
     assert settings_from(chosen(settings), origin="test") == settings
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         settings_from({"intra_op_thread": 4, "binding": "tight", "onednn": "maybe"}, origin="p.toml")
     assert len(caught.value.problems) == 3

@@ -107,7 +107,7 @@ def test_unknown_machine_suggests() -> None:
         read_topology("teta-knl")
 
 
-def test_without_hwloc_sys_tells_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_hwloc_sys_states_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.delenv("HWLOC_XMLFILE", raising=False)
     bare = read_topology()

@@ -120,12 +120,12 @@ def foreseen(document: dict[str, Any], point: Point) -> Foreseen:
     return Foreseen(**row["images_per_second"])
 
 
-def summary(told: Sequence[tuple[Point, Foreseen]]) -> str:
+def summary(reported: Sequence[tuple[Point, Foreseen]]) -> str:
     """Return the summary line of the page."""
-    near = sum(found.near(point.published) for point, found in told)
-    inside = sum(found.holds(point.published) for point, found in told)
-    shares = [f"{100 * count / len(told):.0f} %" for count in (near, inside)]
-    first = f"Of {len(told)} points {near} are within 10 % ({shares[0]})"
+    near = sum(found.near(point.published) for point, found in reported)
+    inside = sum(found.holds(point.published) for point, found in reported)
+    shares = [f"{100 * count / len(reported):.0f} %" for count in (near, inside)]
+    first = f"Of {len(reported)} points {near} are within 10 % ({shares[0]})"
     return f"{first}, and {inside} inside the 90 % interval ({shares[1]})."
 
 
@@ -141,29 +141,29 @@ def name_cells(point: Point) -> list[str]:
     ]
 
 
-def _rows(told: Sequence[tuple[Point, Foreseen]]) -> Iterator[list[str]]:
+def _rows(reported: Sequence[tuple[Point, Foreseen]]) -> Iterator[list[str]]:
     yield COLUMNS
-    for point, found in told:
+    for point, found in reported:
         values = [f"{value:.5g}" for value in (found.mean, found.low, found.high)]
         yield [*name_cells(point), *values, "yes" if found.holds(point.published) else "no"]
 
 
 def main() -> None:
     """Predict every point and write the results."""
-    told = []
+    reported = []
     for point in all_points():
         with tempfile.TemporaryDirectory() as folder:
             line = [sys.executable, "-m", "hpcdl", *words_for(point, Path(folder))]
             finished = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
         if finished.returncode:
             sys.exit(f"{point.name}: {finished.stderr}")
-        told.append((point, foreseen(json.loads(finished.stdout), point)))
-        print(point.name, told[-1][1], point.published, flush=True)
+        reported.append((point, foreseen(json.loads(finished.stdout), point)))
+        print(point.name, reported[-1][1], point.published, flush=True)
     before, _, rest = PAGE.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
-    PAGE.write_text("\n".join([f"{before}{BEGIN}", summary(told), f"{END}{after}"]))
+    PAGE.write_text("\n".join([f"{before}{BEGIN}", summary(reported), f"{END}{after}"]))
     with TABLE.open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(_rows(told))
+        csv.writer(file, lineterminator="\n").writerows(_rows(reported))
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def test_what_is_no_network_is_refused(text: str, says: str) -> None:
         ("a.json", json.dumps(BENCH | {"rows": [BENCH["rows"][0] | {"seconds": -1}]}), "larger --sizes"),  # type: ignore[index]
     ],
 )  # fmt: skip
-def test_what_a_file_has_wrong_is_said(tmp_path: Path, name: str, content: str, says: str) -> None:
+def test_what_a_file_has_wrong_is_reported(tmp_path: Path, name: str, content: str, says: str) -> None:
     path = tmp_path / name
     path.write_text(content)
     with pytest.raises(UsageError, match=says):

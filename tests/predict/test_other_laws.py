@@ -111,7 +111,7 @@ def test_intervals_of_five_hundred_clusters_hold() -> None:
     check([judge(law, seed) for law in LAWS for seed in range(84)], 0.85, 0.95)
 
 
-def test_a_plain_universal_law_lies_inside(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_a_plain_universal_law_is_inside(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     """The interval holds for a law that 4 workers hardly show (sigma 0.01, kappa 0.0006) but 32 suffer from."""
     inside = 0
     for seed in range(4):

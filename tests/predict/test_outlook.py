@@ -88,7 +88,7 @@ def test_records_of_real_runs_are_predicted_from() -> None:
     assert efficiency == sorted(efficiency, reverse=True) and efficiency[-1] < 0.2
 
 
-def test_too_little_evidence_is_said(runs: list[Run]) -> None:
+def test_too_little_evidence_is_reported(runs: list[Run]) -> None:
     found = section([make_run(1, 100.0), make_run(1, 101.0)])
     assert found.items == []
     (line,) = found.lines
@@ -113,7 +113,7 @@ def test_runs_that_differ_in_what_the_timeline_does_not_know_are_not_mixed(runs:
     assert [item.subject.partition(", ")[2] for item in found] == ["precision float32", "precision mixed_bfloat16"]
 
 
-def test_forms_of_gradients_that_no_run_of_several_workers_has_are_left_out_and_said(runs: list[Run]) -> None:
+def test_forms_of_gradients_that_no_run_of_several_workers_has_are_left_out_and_reported(runs: list[Run]) -> None:
     config = {**runs[0].config, "compress": "topk:1%"}
     odd = [dataclasses.replace(run, name=f"{run.name}-odd", images_per_second=9.0, config=config)
            for run in runs if run.workers == 1 and run.strategy == "ring"]  # fmt: skip

@@ -38,17 +38,19 @@ def test_predictions_take_the_layers_from_the_record(session_hpcdl: CommandLine,
 
     def predicted() -> tuple[str, float]:
         # On a slow network the exchange dominates a step; on a fast one, the noise of eight steps hides the rest.
-        told = session_hpcdl(["predict", run, "--nodes", "1,64", "--strategy", "ring", "--network", "1gbe", "--json"])
-        assert told.code == 0, told.err
-        far = told.json()["predictions"][-1]["step_seconds"]
-        return told.out + told.err, far["high"] / far["low"]
+        reported = session_hpcdl(
+            ["predict", run, "--nodes", "1,64", "--strategy", "ring", "--network", "1gbe", "--json"]
+        )
+        assert reported.code == 0, reported.err
+        far = reported.json()["predictions"][-1]["step_seconds"]
+        return reported.out + reported.err, far["high"] / far["low"]
 
     known, narrow = predicted()
     path.write_text(json.dumps({**record, "gradient_elements": []}))
     unknown, wide = predicted()
     assert "are not known, only their bytes" not in known and "are not known, only their bytes" in unknown
-    told = f"{run / 'model.keras'} does not tell the layers of {record['model']}: it names "
-    assert told in unknown, "a layer of the user's own is no reason to run the user's own code"
+    reported = f"{run / 'model.keras'} does not tell the layers of {record['model']}: it names "
+    assert reported in unknown, "a layer of the user's own is no reason to run the user's own code"
     assert wide > narrow
 
 
@@ -88,11 +90,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("spec", ["net.py:build", "net.keras"])
 def test_a_network_of_one_s_own_from_facts_alone(session_hpcdl: CommandLine, folder: Path, spec: str) -> None:
     """A user's network can be predicted from facts alone, with its own lengths and operations."""
-    told = session_hpcdl(["predict", "--model", folder / spec, *FACTS, "--json"])
-    assert told.code == 0, told.err
-    document = told.json()
+    reported = session_hpcdl(["predict", "--model", folder / spec, *FACTS, "--json"])
+    assert reported.code == 0, reported.err
+    document = reported.json()
     assert {row["strategy"] for row in document["predictions"]} == {"ring", "ps"}
-    assert f"{MACS / 1e6:.3g} million MACs" in told.out and "only their bytes" not in told.out
+    assert f"{MACS / 1e6:.3g} million MACs" in reported.out and "only their bytes" not in reported.out
     assert all(row["step_seconds"]["low"] > 0 for row in document["predictions"])
     wanted = "FILE.py:FUNCTION" if spec.endswith(".keras") else str(folder / spec)
     assert f"--model {wanted} " in document["next_run"]["command"]
@@ -120,7 +122,7 @@ def imported(folder: Path, num_bytes: int) -> list[str | Path]:
     return ["predict", "--import", "csv", path, "--network", "1gbe", "--nodes", "64", "--strategy", "ring", "--json"]
 
 
-def test_runs_that_do_not_tell_their_layers_are_told_by_the_model_file(
+def test_layers_that_runs_lack_come_from_the_model_file(
     session_hpcdl: CommandLine, folder: Path, tmp_path: Path
 ) -> None:
     words = imported(tmp_path, 4 * sum(LENGTHS))
@@ -131,11 +133,11 @@ def test_runs_that_do_not_tell_their_layers_are_told_by_the_model_file(
     given = session_hpcdl([*words, "--model", folder / "net.keras"])
     assert given.code == 0, given.err
     assert "only their bytes" not in given.out
-    unknown, known = (told.json()["predictions"][0]["step_seconds"] for told in (without, given))
+    unknown, known = (reported.json()["predictions"][0]["step_seconds"] for reported in (without, given))
     assert known != unknown, "the file is not only looked at"
 
 
-def test_the_model_file_of_a_run_tells_what_its_record_does_not(
+def test_the_model_file_of_a_run_holds_what_its_record_lacks(
     session_hpcdl: CommandLine, folder: Path, tmp_path: Path
 ) -> None:
     """The model file of a run supplies what its record lacks, if its bytes are the run's and it contains no code."""
@@ -146,16 +148,16 @@ def test_the_model_file_of_a_run_tells_what_its_record_does_not(
     words = ["predict", tmp_path / "runs", "--network", "1gbe", "--nodes", "64", "--strategy", "ring", "--json"]
 
     def predicted() -> tuple[str, float]:
-        told = session_hpcdl(words)
-        assert told.code == 0, told.err
-        return " ".join(told.json()["warnings"]), told.json()["predictions"][0]["step_seconds"]["mean"]
+        reported = session_hpcdl(words)
+        assert reported.code == 0, reported.err
+        return " ".join(reported.json()["warnings"]), reported.json()["predictions"][0]["step_seconds"]["mean"]
 
     without, guessed = predicted()
     assert "the layers of mine are not known, only their bytes" in without
     left = tmp_path / "runs" / "2" / "model.keras"
     shutil.copy(folder / "net.keras", left)
-    told, known = predicted()
-    assert f"the layers of mine are those of {left}" in told and "only their bytes" not in told
+    reported, known = predicted()
+    assert f"the layers of mine are those of {left}" in reported and "only their bytes" not in reported
     assert known != guessed
     left.write_bytes(b"PK and nothing else")
     damaged, again = predicted()
@@ -175,16 +177,16 @@ REFUSED = {
 
 @pytest.mark.parametrize("spec", REFUSED)
 def test_what_it_cannot_tell_is_refused(session_hpcdl: CommandLine, folder: Path, spec: str) -> None:
-    told = session_hpcdl(["predict", "--model", folder / spec, *FACTS])
-    assert (told.code, told.out) == (2, "")
-    assert told.err.count("\n") == 1
+    reported = session_hpcdl(["predict", "--model", folder / spec, *FACTS])
+    assert (reported.code, reported.out) == (2, "")
+    assert reported.err.count("\n") == 1
     for text in REFUSED[spec]:
-        assert text in told.err
+        assert text in reported.err
 
 
 def test_a_network_that_the_runs_did_not_train_is_refused(
     session_hpcdl: CommandLine, folder: Path, tmp_path: Path
 ) -> None:
-    told = session_hpcdl([*imported(tmp_path, 4_000), "--model", folder / "net.keras"])
-    assert told.code == 2
-    assert f"has {4 * sum(LENGTHS):,} bytes of gradients, the runs of mine have 4,000" in told.err
+    reported = session_hpcdl([*imported(tmp_path, 4_000), "--model", folder / "net.keras"])
+    assert reported.code == 2
+    assert f"has {4 * sum(LENGTHS):,} bytes of gradients, the runs of mine have 4,000" in reported.err

@@ -101,7 +101,7 @@ def test_repeats_that_scatter_are_no_miss_of_the_models() -> None:
     assert held.covered and abs(held.deviations) < 2
 
 
-def test_what_few_runs_cannot_tell_is_said() -> None:
+def test_what_few_runs_cannot_show_is_reported() -> None:
     """Doubts are reported: a possible jump beyond the measured sizes, an outlier, an edited record."""
     rates = {1: (320, 322, 100), 2: (600, 602, 604)}
     runs = [
@@ -109,10 +109,10 @@ def test_what_few_runs_cannot_tell_is_said() -> None:
         for n, own in rates.items()
         for rate in own
     ]
-    told = answer(Question(nodes=(2, 16), strategies=("ring",)), runs).warnings
-    assert any("no jump beyond 2 nodes" in line and "a run on 4 nodes would show it" in line for line in told)
-    assert any(line.startswith("run-1-100 counts, though its 100 a second are far off the 320") for line in told)
-    (edited,) = [line for line in told if "contradict themselves" in line]
+    reported = answer(Question(nodes=(2, 16), strategies=("ring",)), runs).warnings
+    assert any("no jump beyond 2 nodes" in line and "a run on 4 nodes would show it" in line for line in reported)
+    assert any(line.startswith("run-1-100 counts, though its 100 a second are far off the 320") for line in reported)
+    (edited,) = [line for line in reported if "contradict themselves" in line]
     assert "run-2-602 (602 images/s, 1,806 by its steps of 64)" in edited and "run-2-600" not in edited
     (caveat,) = [line for line in analyse(Gathered(runs=runs)).warnings if "contradict" in line]
     assert caveat.startswith("1 record contradicts itself, kept in every mean") and "run-2-602" in caveat
@@ -189,28 +189,30 @@ def test_what_the_runs_do_not_bound_is_not_printed(ask_hpcdl: CommandLine, tmp_p
 def test_strong_runs_beside_weak_ones_are_not_passed_over_in_silence(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     weak = [f"weak,ring,resnet50,{n},{n},64,{50 * n}" for n in (1, 2, 4)]
     strong = [f"strong,ring,resnet50,{n},{n},{256 // n},{60 * n / (1 + n / 20)}" for n in (1, 2, 8, 16)]
-    told = []
+    reported = []
     for rows in ([*weak, *strong], weak, strong):
         table = tmp_path / "mixed.csv"
         table.write_text("\n".join(["mode,strategy,model,nodes,ranks,batch_per_rank,images_per_second", *rows]))
         words = " ".join(
             ask_hpcdl(["predict", "--import", "csv", table, "--strategy", "ring", "--nodes", "32"]).out.split()
         )
-        told.append("runs of strong scaling are used, but not continued: sizes are predicted for 64 samples" in words)
-    assert told == [True, False, False]
+        reported.append(
+            "runs of strong scaling are used, but not continued: sizes are predicted for 64 samples" in words
+        )
+    assert reported == [True, False, False]
 
 
 def test_runs_that_no_model_fits_are_named(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     """Runs whose steps get faster with workers were predicted as even, without a word on the misfit."""
-    told = {}
+    reported = {}
     for name, first in (("faster", 38.0), ("even", 50.0)):
         table = tmp_path / f"{name}.csv"
         rows = [f"ring,resnet50,{n},{n},64,{k},{(50 if n > 1 else first) * n * (1 + 0.003 * k)}" for n in (1, 2, 4, 8)
                 for k in (0, 1, 2)]  # fmt: skip
         table.write_text("\n".join(["strategy,model,nodes,ranks,batch_per_rank,repeat,images_per_second", *rows]))
-        told[name] = ask_hpcdl(["predict", "--import", "csv", table, "--strategy", "ring", "--nodes", "16"]).out
-    assert "no model fits these runs" not in told["even"]
-    words = " ".join(told["faster"].split())
+        reported[name] = ask_hpcdl(["predict", "--import", "csv", table, "--strategy", "ring", "--nodes", "16"]).out
+    assert "no model fits these runs" not in reported["even"]
+    words = " ".join(reported["faster"].split())
     assert "1 of 4 measured sizes is missed by more than 10 %; ring on 1 worker took 1.68 s, " in words, words
 
 
@@ -259,7 +261,7 @@ def test_another_node_type_is_marked(ask_hpcdl: CommandLine, study: Path) -> Non
         (["EMPTY"], "holds no record.json"),
     ],
 )  # fmt: skip
-def test_nonsense_is_told_what_is_missing(
+def test_nonsense_is_answered_with_what_is_missing(
     ask_hpcdl: CommandLine, study: Path, tmp_path: Path, words: list[str], says: str
 ) -> None:
     folder = tmp_path / "runs"

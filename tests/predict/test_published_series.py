@@ -42,14 +42,14 @@ def descriptions_of(point: Point) -> tuple[float, Foreseen, bool]:
 
 
 def check(ask: CommandLine, folder: Path, point: Point) -> None:
-    told = ask(words_for(point, folder))
-    assert told.code == 0, told.err
-    found = foreseen(told.json(), point)
-    published, said, inside = descriptions_of(point)
+    reported = ask(words_for(point, folder))
+    assert reported.code == 0, reported.err
+    found = foreseen(reported.json(), point)
+    published, messages, inside = descriptions_of(point)
     assert published == pytest.approx(point.published, rel=1e-4)
     # Rounding on another machine may change a few weighted draws, but not the table's statement on a point.
-    assert found.mean == pytest.approx(said.mean, rel=0.01)
-    assert found.holds(point.published) == inside == said.holds(point.published)
+    assert found.mean == pytest.approx(messages.mean, rel=0.01)
+    assert found.holds(point.published) == inside == messages.holds(point.published)
 
 
 @pytest.mark.parametrize("end", SAMPLE)
@@ -65,8 +65,8 @@ def test_every_point_comes_out_as_the_table_says(ask_hpcdl: CommandLine, tmp_pat
 
 
 def test_the_line_of_the_page_is_that_of_the_table() -> None:
-    told = [(point, descriptions_of(point)[1]) for point in POINTS]
-    assert PAGE.read_text().partition(BEGIN)[2].partition(END)[0].strip() == summary(told)
+    reported = [(point, descriptions_of(point)[1]) for point in POINTS]
+    assert PAGE.read_text().partition(BEGIN)[2].partition(END)[0].strip() == summary(reported)
     assert len(POINTS) >= 30
 
 

@@ -55,11 +55,13 @@ def check(outcomes: list[Outcome]) -> None:
     covered = [hit for outcome in outcomes for hit in outcome.covered]
     errors = sorted(error for outcome in outcomes for error in outcome.errors)
     good = [outcome.loss <= 0.05 for outcome in outcomes]
-    told = f"coverage {sum(covered) / len(covered):.3f}, median error {errors[len(errors) // 2]:.3f}, good {sum(good)}"
-    print(f"{len(outcomes)} clusters: {told}")
-    assert LEAST <= sum(covered) / len(covered) <= MOST, told
-    assert errors[len(errors) // 2] < 0.05, told
-    assert sum(good) >= 0.95 * len(good), told
+    reported = (
+        f"coverage {sum(covered) / len(covered):.3f}, median error {errors[len(errors) // 2]:.3f}, good {sum(good)}"
+    )
+    print(f"{len(outcomes)} clusters: {reported}")
+    assert LEAST <= sum(covered) / len(covered) <= MOST, reported
+    assert errors[len(errors) // 2] < 0.05, reported
+    assert sum(good) >= 0.95 * len(good), reported
 
 
 def test_intervals_of_thirty_clusters_hold() -> None:

@@ -64,7 +64,7 @@ def test_workers_on_processors_beside_gpus_are_counted() -> None:
     assert record.warnings[1:] == ["2 of 3 workers compute on CPUs, the others on GPUs"]
 
 
-def test_without_gpus_nothing_is_said() -> None:
+def test_without_gpus_nothing_is_reported() -> None:
     record = recorded(("n1", CPU), ("n2", CPU))
     assert record.accelerators == {} and record.warnings == ["first"]
 
@@ -78,6 +78,8 @@ def test_a_device_that_tensorflow_does_not_see_is_a_warning(run_hpcdl: CommandLi
     assert finished.code == 0, finished.err
     warnings = json.loads((tmp_path / "run/record.json").read_text())["warnings"]
     for rank in (0, 1):
-        said = f"rank {rank}: TensorFlow sees no GPU, though CUDA_VISIBLE_DEVICES names {rank}: it computes on the CPU"
-        assert any(warning.startswith(said) for warning in warnings), warnings
+        reported = (
+            f"rank {rank}: TensorFlow sees no GPU, though CUDA_VISIBLE_DEVICES names {rank}: it computes on the CPU"
+        )
+        assert any(warning.startswith(reported) for warning in warnings), warnings
     assert "TensorFlow sees no GPU" in finished.out + finished.err

@@ -87,9 +87,9 @@ def train(run_hpcdl: CommandLine, folder: Path, choice: str) -> Path:
          "--fast-kernels", choice, "--run-dir", run_dir]
     )  # fmt: skip
     assert finished.code == 0, finished.err
-    said = "fast kernels: batch normalization, layer normalization, gelu" in finished.err + finished.out
+    reported = "fast kernels: batch normalization, layer normalization, gelu" in finished.err + finished.out
     journal = (run_dir / "metrics.jsonl").read_text()
-    assert ("fast kernels: batch normalization, layer normalization, gelu" in journal) is (choice != "off"), said
+    assert ("fast kernels: batch normalization, layer normalization, gelu" in journal) is (choice != "off"), reported
     return run_dir
 
 
@@ -122,12 +122,12 @@ def of_script(
 
 
 def test_a_script_has_them_where_it_or_its_command_asks(run_hpcdl: CommandLine, tmp_path: Path) -> None:
-    plain, said = of_script(run_hpcdl, tmp_path)
-    assert "replaced: False" in said
-    asked, said = of_script(run_hpcdl, tmp_path, "fast")
-    assert "replaced: True" in said and "in force: batch normalization, layer normalization" in said
-    flagged, said = of_script(run_hpcdl, tmp_path, flags=("--fast-kernels", "on"))
-    assert "replaced: True" in said
+    plain, reported = of_script(run_hpcdl, tmp_path)
+    assert "replaced: False" in reported
+    asked, reported = of_script(run_hpcdl, tmp_path, "fast")
+    assert "replaced: True" in reported and "in force: batch normalization, layer normalization" in reported
+    flagged, reported = of_script(run_hpcdl, tmp_path, flags=("--fast-kernels", "on"))
+    assert "replaced: True" in reported
     assert asked == pytest.approx(plain, rel=1e-5) and flagged == pytest.approx(plain, rel=1e-5)
 
 

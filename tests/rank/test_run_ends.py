@@ -29,9 +29,9 @@ FAILING += "if sys.argv[1] == 'exit': sys.exit(3)\n"
 
 def ended(hpcdl: CommandLine, run_dir: Path) -> tuple[str, str]:
     """Return status and message of a record; `hpcdl runs` must show the same status."""
-    told = json.loads(hpcdl(["runs", run_dir, "--json"]).out)["runs"]
+    reported = json.loads(hpcdl(["runs", run_dir, "--json"]).out)["runs"]
     record = record_of(run_dir)
-    assert [run["status"] for run in told] == [record["status"]]
+    assert [run["status"] for run in reported] == [record["status"]]
     assert record["finished_at"]
     return record["status"], record["message"]
 

@@ -50,7 +50,7 @@ def test_a_run_that_loses_ranks_again_and_again_is_the_undisturbed_one(
 
 def test_what_strikes_is_held_against_what_made_it_good() -> None:
     """Strikes are matched with recoveries: one in place; two at once followed by new ranks, of which one is lost."""
-    told = [
+    reported = [
         {"kind": "step", "at": 9.0},
         {"kind": "message", "at": 11.5, "text": "", "recovery": {"lost": [1], "seconds": {"detect": 0.5}}},
         {"kind": "message", "at": 22.0, "text": "rank 0 on a ended; new ranks continue after step 7"},
@@ -62,11 +62,11 @@ def test_what_strikes_is_held_against_what_made_it_good() -> None:
     struck = [Strike(at=at, rank=rank, kind=kind) for at, rank, kind in [
         (11.0, 1, "kill"), (20.0, 0, "kill"), (20.1, 2, "kill"), (24.0, 2, "stop"),
     ]]  # fmt: skip
-    in_place, again = recoveries(told, struck)
+    in_place, again = recoveries(reported, struck)
     assert (in_place.way, in_place.failures, in_place.seconds, in_place.parts) == ("in place", 1, 0.5, {"detect": 0.5})
     assert (again.way, again.failures, again.seconds) == ("new ranks, one was stopped", 3, 11.0)
     assert again.parts == {"end": 6.0, "start": 4.0, "step": 1.0}
-    assert [one.failures for one in recoveries(told, [])] == [0, 0], "nothing had struck"
+    assert [one.failures for one in recoveries(reported, [])] == [0, 0], "nothing had struck"
 
 
 def test_a_step_counts_as_its_last_try_took_it(tmp_path: Path) -> None:

@@ -30,19 +30,19 @@ def test_noise_and_gains_are_no_regression() -> None:
     assert regressions(corrected(compare_with(study(150), study(100))[0]), 0) == []
 
 
-def test_single_runs_cannot_fail_and_are_told() -> None:
+def test_single_runs_cannot_fail_and_are_reported() -> None:
     found, warnings = compare_with([make_run(1, 1.0)], study(100, sizes=(1,)))
     assert regressions(corrected(found), 0) == []
     assert any("cannot be judged" in line for line in warnings)
 
 
-def test_settings_of_one_side_are_told() -> None:
+def test_settings_of_one_side_are_reported() -> None:
     _, warnings = compare_with(study(100, sizes=(1, 4)), study(100, sizes=(1, 2, 8)))
     assert any(line.startswith("2 settings of the baseline") for line in warnings)
     assert any(line.startswith("1 setting of this study") for line in warnings)
 
 
-def test_the_same_machine_is_preferred_and_another_is_told() -> None:
+def test_the_same_machine_is_preferred_and_another_is_reported() -> None:
     both = study(100, machine="a") + study(50, machine="b")
     assert {round(item.ratio.value, 2) for item in compare_with(study(100, machine="a"), both)[0]} == {1.0}
     _, warnings = compare_with(study(100, machine="c"), both)
@@ -60,5 +60,7 @@ def test_a_copy_of_the_study_is_no_baseline(ask_hpcdl: CommandLine, tmp_path: Pa
     assert refused.code == 2 and "its runs are copies of those to compare" in refused.err
     shutil.rmtree(tmp_path / "now" / "r0")
     shutil.rmtree(tmp_path / "now" / "r1")
-    told = ask_hpcdl([*line, tmp_path / "out", "--format", "terminal"])
-    assert told.code == 0 and "baseline: 2 runs left out as a copy of another" in told.out, told.out + told.err
+    reported = ask_hpcdl([*line, tmp_path / "out", "--format", "terminal"])
+    assert reported.code == 0 and "baseline: 2 runs left out as a copy of another" in reported.out, (
+        reported.out + reported.err
+    )

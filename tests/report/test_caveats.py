@@ -24,7 +24,7 @@ def slowing(n: int) -> list[Run]:
     return [make_run(n, n * rate, started_at=f"2026-01-0{day}T00:00:00") for day, rate in enumerate(rates, start=1)]
 
 
-def test_one_run_is_said_to_be_one() -> None:
+def test_one_run_is_counted_as_one() -> None:
     lines = told([make_run(1, 100.0)])
     assert any("one size alone" in line for line in lines)
     assert any("single measurement" in line for line in lines)
@@ -57,7 +57,7 @@ def test_a_clean_study_has_no_caveat() -> None:
         ([run for n in (2, 1) for run in reversed(slowing(n))], "weak ring lenet -8 %"),
     ],
 )
-def test_each_caveat_is_told(runs: list[Run], words: str) -> None:
+def test_each_caveat_is_reported(runs: list[Run], words: str) -> None:
     assert any(words in line for line in told(runs)), told(runs)
 
 
@@ -66,7 +66,7 @@ def test_repeats_in_no_order_do_not_drift() -> None:
     assert not any("drift" in line for line in told(shuffled))
 
 
-def test_unreadable_records_are_told() -> None:
+def test_unreadable_records_are_reported() -> None:
     assert any("could not be read" in line and "a.json" in line for line in told(study(), ("a.json is damaged",)))
 
 

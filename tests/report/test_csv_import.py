@@ -56,7 +56,7 @@ def test_impossible_throughput_is_kept_for_the_report_to_tell(tmp_path: Path, va
     assert not run.usable
 
 
-def test_all_mistakes_are_told_with_line_and_column(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_with_line_and_column(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         rows(tmp_path, "weak,ring,lenet,1,one,32,1,5", "faint,ring,lenet,1,1,32,1,5", "weak,,lenet,1,1,32,1,fast")
     text = str(caught.value)
@@ -66,7 +66,7 @@ def test_all_mistakes_are_told_with_line_and_column(tmp_path: Path) -> None:
     assert "old.csv:4: images_per_second: 'fast'" in text
 
 
-def test_missing_columns_are_told(tmp_path: Path) -> None:
+def test_missing_columns_are_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         rows(tmp_path, "ring,lenet,1", header="strategy,modell,ranks")
     assert "no column 'model'; did you mean 'modell'?" in str(caught.value)
@@ -142,7 +142,7 @@ def test_passes_of_a_step_count_in_its_batch(tmp_path: Path) -> None:
     assert (by_step.batch_per_rank, by_step.images_per_second) == (64, 64)
 
 
-def test_a_table_whose_first_line_is_no_header_is_told_so(tmp_path: Path) -> None:
+def test_a_table_whose_first_line_is_no_header_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="its first line must name the columns, such as strategy,model,") as caught:
         rows(tmp_path, HEADER, header="# what we measured")
     assert len(caught.value.problems) == 1
@@ -175,14 +175,14 @@ def test_results_that_cannot_be_are_refused(tmp_path: Path, column: str, value: 
         rows(tmp_path, f"weak,ring,lenet,1,1,32,1,50,{value}", header=f"{HEADER},{column}")
 
 
-def test_parts_longer_than_the_step_are_told(tmp_path: Path) -> None:
+def test_parts_longer_than_the_step_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "old.csv"
     path.write_text(f"{HEADER},compute_seconds\nweak,ring,lenet,1,1,32,1,64,450\nweak,ring,lenet,1,1,32,2,64,0.4\n")
     assert any("parts of a step are longer than the step" in line and "old.csv:2;" in line
                for line in read_csv(path).remarks)  # fmt: skip
 
 
-def test_parts_in_another_unit_than_the_step_are_told(tmp_path: Path) -> None:
+def test_parts_in_another_unit_than_the_step_are_reported(tmp_path: Path) -> None:
     """A step in milliseconds beside parts in seconds was reported as 99.9 % other, without a word."""
     path = tmp_path / "old.csv"
     path.write_text(f"{HEADER},compute_seconds\nweak,ring,lenet,1,1,32,1,64,0.0004\nweak,ring,lenet,1,1,32,2,64,0.4\n")
@@ -208,7 +208,7 @@ def test_a_header_of_a_spreadsheet_is_read_and_lines_keep_their_numbers(tmp_path
     assert run.name == f"old.csv:{3 if first else 2}"
 
 
-def test_copies_of_a_measurement_are_told(tmp_path: Path) -> None:
+def test_copies_of_a_measurement_are_reported(tmp_path: Path) -> None:
     measured = [f"ring,lenet,{n},{n},32,{99.512 * n:.3f}" for n in (1, 2)]
     assert "2 rows with exactly the numbers of an earlier row" in remarks(tmp_path, *measured, *measured)
     assert not remarks(tmp_path, *measured)
@@ -216,13 +216,13 @@ def test_copies_of_a_measurement_are_told(tmp_path: Path) -> None:
     assert not remarks(tmp_path, *rounded)
 
 
-def test_one_name_in_several_spellings_is_told(tmp_path: Path, ask_hpcdl: CommandLine) -> None:
+def test_one_name_in_several_spellings_is_reported(tmp_path: Path, ask_hpcdl: CommandLine) -> None:
     lines = ["ring,ResNet-50,1,1,32,99.5", "ring,resnet50,2,2,32,199.5"]
     assert "model is written in several ways, each taken for another one: ResNet-50, resnet50" in remarks(
         tmp_path, *lines
     )
-    told = ask_hpcdl(["report", "--import", "csv", tmp_path / "old.csv", "--out", tmp_path / "out"])
-    assert "no two sizes have the same other settings" in told.out and "the same size" not in told.out
+    reported = ask_hpcdl(["report", "--import", "csv", tmp_path / "old.csv", "--out", tmp_path / "out"])
+    assert "no two sizes have the same other settings" in reported.out and "the same size" not in reported.out
 
 
 @pytest.mark.parametrize(
@@ -237,11 +237,13 @@ def test_one_name_in_several_spellings_is_told(tmp_path: Path, ask_hpcdl: Comman
         ("step_seconds", (0.64, 0.65, 0.9), ""),
     ],
 )
-def test_numbers_in_another_unit_are_told(tmp_path: Path, column: str, values: tuple[float, ...], words: str) -> None:
+def test_numbers_in_another_unit_are_reported(
+    tmp_path: Path, column: str, values: tuple[float, ...], words: str
+) -> None:
     header = SHORT.replace("images_per_second", column)
     lines = [f"ring,lenet,{n},{n},32,{value}" for n, value in zip((1, 2, 4), values, strict=True)]
-    said = remarks(tmp_path, *lines, header=header)
-    assert words in said if words else not said, said
+    reported = remarks(tmp_path, *lines, header=header)
+    assert words in reported if words else not reported, reported
 
 
 def test_throughputs_say_the_unit_of_long_steps(tmp_path: Path) -> None:
@@ -251,7 +253,7 @@ def test_throughputs_say_the_unit_of_long_steps(tmp_path: Path) -> None:
     )
 
 
-def test_servers_that_no_column_counts_are_told(tmp_path: Path) -> None:
+def test_servers_that_no_column_counts_are_reported(tmp_path: Path) -> None:
     """Rows of `ps` without workers and servers had 148 % efficiency: the server counted as a worker, silently."""
     lines = [f"ps,resnet50,{n},{n},64,{50 * (n - 1)}" for n in (2, 3, 5)]
     assert "ps has servers, and no column says how many of the ranks" in remarks(tmp_path, *lines)
@@ -263,12 +265,14 @@ def test_servers_that_no_column_counts_are_told(tmp_path: Path) -> None:
 
 def test_an_imported_accuracy_is_not_called_one_of_training(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "old.csv").write_text(f"{SHORT},accuracy\nring,lenet,1,1,32,50,0.9\nring,lenet,2,2,32,98,0.9\n")
-    told = ask_hpcdl(["report", "--import", "csv", tmp_path / "old.csv", "--out", tmp_path / "out"])
-    assert "Accuracy: 90.0 % on samples that the imported table does not name" in " ".join(told.out.split()), told.out
-    assert "imported accuracy: 90.00 %" in told.out and "training samples" not in told.out
+    reported = ask_hpcdl(["report", "--import", "csv", tmp_path / "old.csv", "--out", tmp_path / "out"])
+    assert "Accuracy: 90.0 % on samples that the imported table does not name" in " ".join(reported.out.split()), (
+        reported.out
+    )
+    assert "imported accuracy: 90.00 %" in reported.out and "training samples" not in reported.out
 
 
-def test_epochs_of_different_sizes_are_told(tmp_path: Path) -> None:
+def test_epochs_of_different_sizes_are_reported(tmp_path: Path) -> None:
     lines = ("ring,resnet50,1,1,64,50,25600", "ring,resnet50,2,2,64,98,100")
     header = f"{SHORT},seconds_per_epoch"
     assert "an epoch would have 9,800 to 1,280,000 samples" in remarks(tmp_path, *lines, header=header)

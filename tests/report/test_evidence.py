@@ -139,14 +139,14 @@ def test_a_good_study_meets_what_its_records_can_show() -> None:
     assert "4 nodes 96.8 % [" in found["efficiency"].measured and "8 nodes 90.9 % [" in found["efficiency"].measured
 
 
-def test_placement_is_met_where_every_record_tells_it() -> None:
+def test_placement_is_met_where_every_record_states_it() -> None:
     records = study({1: 120.0, 2: 62.0, 4: 33.0})
     assert findings(records, "own")["placement"].verdict == NOT_MEASURED
-    told = {name: placed(item) for name, item in records.items()}
-    found = findings(told, "own")["placement"]
+    reported = {name: placed(item) for name, item in records.items()}
+    found = findings(reported, "own")["placement"]
     assert (found.verdict, found.measured) == (MET, "recorded: a rank on 5 processors of its node")
-    one = next(iter(told))
-    assert findings({**told, one: records[one]}, "own")["placement"].verdict == NOT_MEASURED
+    one = next(iter(reported))
+    assert findings({**reported, one: records[one]}, "own")["placement"].verdict == NOT_MEASURED
 
 
 def test_how_busy_gpus_were_is_recorded_or_attached() -> None:

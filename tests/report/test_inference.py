@@ -93,8 +93,8 @@ def test_training_and_inference_stay_apart(folder: Path) -> None:
 
 
 def test_no_place_in_an_anonymous_report(folder: Path) -> None:
-    told = str([dataclasses.asdict(item) for item in anonymised(gather([folder])).inferences])
-    assert "eve" not in told and "NaN" not in told and "inference 1" in told
+    reported = str([dataclasses.asdict(item) for item in anonymised(gather([folder])).inferences])
+    assert "eve" not in reported and "NaN" not in reported and "inference 1" in reported
 
 
 def test_a_report_of_inference_alone(ask_hpcdl: CommandLine, folder: Path) -> None:

@@ -124,8 +124,8 @@ def check(seed: int) -> None:
         assert row["efficiency"]["mean"] == pytest.approx(expected)
         assert expected == pytest.approx(study.truth[point] / study.truth[base], rel=6 * NOISE)
         assert (row["efficiency"]["low"] is None) == (min(len(values), len(study.usable[base])) < 2 and point != base)
-    told = [line for line in analysis.warnings if "failed, left out of every mean" in line]
-    assert bool(told) == bool(study.failed)
+    reported = [line for line in analysis.warnings if "failed, left out of every mean" in line]
+    assert bool(reported) == bool(study.failed)
     check_verdicts(analysis)
 
 

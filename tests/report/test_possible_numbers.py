@@ -66,7 +66,7 @@ def test_a_curve_that_rises_has_no_negative_contention(law: object) -> None:
         assert 0 <= parameter.low <= parameter.value <= parameter.high
 
 
-def test_a_ratio_lies_in_its_interval_with_a_run_far_off() -> None:
+def test_a_ratio_is_in_its_interval_with_a_run_far_off() -> None:
     base = [50.0 + 0.1 * (place % 5) for place in range(20)]
     values = [3000.0, *(100.0 + 0.2 * (place % 5) for place in range(19))]
     ratio = welch_log_ratio(values, base)

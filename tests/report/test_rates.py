@@ -51,7 +51,7 @@ def analysis(counted: str) -> Analysis:
 
 
 @pytest.mark.parametrize("counted", UNITS)
-def test_every_section_tells_throughput_in_what_is_counted(counted: str) -> None:
+def test_every_section_states_throughput_in_what_is_counted(counted: str) -> None:
     found = compose(analysis(counted))
     assert {section.name for section in found.sections} >= set(SHOWN)
     for section in found.sections:
@@ -62,7 +62,7 @@ def test_every_section_tells_throughput_in_what_is_counted(counted: str) -> None
 
 
 @pytest.mark.parametrize("counted", UNITS)
-def test_every_form_tells_it_and_keys_stay(counted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_form_states_it_and_keys_stay(counted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = compose(analyse(Gathered(runs=study(counted))))
     render(found, tmp_path, ["terminal", "html", "md", "csv", "json"])
     forms = {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()}

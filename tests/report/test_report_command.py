@@ -101,7 +101,7 @@ def test_mistakes_are_one_line_and_write_nothing(
     assert sorted(here.rglob("*")) == before
 
 
-def test_a_damaged_record_among_others_is_told_and_left_out(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_a_damaged_record_among_others_is_reported_and_left_out(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     folder = weak_study(tmp_path / "study")
     (folder / "w1-r0" / "record.json").write_text("{")
     finished = ask_hpcdl(["report", folder, "--out", tmp_path / "out", "--format", "json", "--json"])

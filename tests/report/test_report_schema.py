@@ -74,8 +74,8 @@ def test_every_documented_column_is_read(table: Path) -> None:
     run = found.runs[0]
     assert (run.machine, run.data, run.threads, run.gradient_bytes) == ("old cluster", "imagenet", 8, 102_228_128)
     assert set(run.parts) == {"input", "compute", "wait", "exposed_communication", "update", "other"}
-    told = (ROOT / "docs" / "reference" / "report-json.md").read_text()
-    assert all(f"`{column}`" in told for column in EVERY_COLUMN)
+    reported = (ROOT / "docs" / "reference" / "report-json.md").read_text()
+    assert all(f"`{column}`" in reported for column in EVERY_COLUMN)
 
 
 def test_a_report_of_everything_is_valid(document: dict[str, Any], validator: jsonschema.Draft202012Validator) -> None:
@@ -99,8 +99,8 @@ def test_what_is_not_as_documented_is_found(
 
 
 def test_the_schema_names_what_the_page_of_the_docs_names() -> None:
-    told = (ROOT / "docs" / "reference" / "report-json.md").read_text()
+    reported = (ROOT / "docs" / "reference" / "report-json.md").read_text()
     schema = json.loads(SCHEMA.read_text())
     rows = schema["properties"]["scaling"]["items"]["properties"]
-    assert [name for name in rows if f"`{name}`" not in told] == []
-    assert set(schema["properties"]) <= {name.strip("`") for name in told.replace(",", " ").split()}
+    assert [name for name in rows if f"`{name}`" not in reported] == []
+    assert set(schema["properties"]) <= {name.strip("`") for name in reported.replace(",", " ").split()}

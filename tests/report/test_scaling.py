@@ -204,7 +204,7 @@ def test_a_learning_rate_that_grows_with_the_workers_is_one_curve() -> None:
     assert all(len(curve.points) == 3 for curve in curves)
 
 
-def test_settings_that_do_not_matter_are_averaged_and_told() -> None:
+def test_settings_that_do_not_matter_are_averaged_and_reported() -> None:
     configs = ({"warmup-steps": "3", "seed": "1", "run-dir": "a"}, {"warmup-steps": "9", "seed": "2", "run-dir": "b"})
     runs = by_varied_settings([make_run(n, 100.0 * n, config=config) for n in (1, 2) for config in configs])
     (curve,) = build_curves(runs)

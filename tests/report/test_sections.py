@@ -144,7 +144,7 @@ def test_an_efficiency_of_single_runs_does_not_look_sure() -> None:
 
 
 @pytest.mark.parametrize(
-    "repeats, largest, said",
+    "repeats, largest, reported",
     [
         (2, "wait", "Next: repeat the runs; 2 of 2 settings have fewer than 3"),
         (3, "wait", "Next: 40.0 % of a step is waiting for the slowest worker; `hpcdl doctor --nodes all`"),
@@ -152,13 +152,13 @@ def test_an_efficiency_of_single_runs_does_not_look_sure() -> None:
         (3, "compute", "Next: run it with more workers"),
     ],
 )
-def test_the_summary_ends_with_what_to_do_next(repeats: int, largest: str, said: str) -> None:
+def test_the_summary_ends_with_what_to_do_next(repeats: int, largest: str, reported: str) -> None:
     parts = {"input": 0.05, "compute": 0.5, "wait": 0.05, "exposed_communication": 0.05, "update": 0.01, "other": 0.0}
     parts[largest] = 0.0
     parts[largest] = sum(parts.values()) * (2 / 3 if largest != "compute" else 10)
     made = [make_record(n, 90.0 * n + repeat, parts=parts) for n in (1, 2) for repeat in range(repeats)]
     found = document([as_run(record, f"r{number}") for number, record in enumerate(made)]).summary
-    assert found[-1].startswith(said) and [line.startswith("Next: ") for line in found].count(True) == 1
+    assert found[-1].startswith(reported) and [line.startswith("Next: ") for line in found].count(True) == 1
 
 
 def test_a_network_that_only_waits_has_learned_nothing() -> None:
@@ -243,7 +243,7 @@ def test_servers_balance_is_shown() -> None:
     assert texts(balance)[0][1:] == ["2", "1.91 MiB", "2.86 MiB", "1.50", "300 ms", "1.50"]
 
 
-def test_servers_that_count_nothing_show_what_lies_on_them() -> None:
+def test_servers_that_count_nothing_show_what_is_on_them() -> None:
     """Servers of TensorFlow show the bytes placed on them: zero traffic would claim that they are balanced."""
     sizes = [30_000_000, 100, 200, 16]
     ranks = [

@@ -49,7 +49,7 @@ def test_what_two_paths_lead_to_is_read_once(folder: Path) -> None:
     )
 
 
-def test_runs_of_two_studies_that_have_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_runs_of_two_studies_that_have_one_name_are_distinguished(tmp_path: Path) -> None:
     """Runs of two studies with the same name stay apart, since traces, models and wall times are looked up by name."""
     for study in ("monday", "friday"):
         write_run(tmp_path / study / "runs" / "001-r1", make_record(1, 90.0, started_at=study))
@@ -112,7 +112,7 @@ def test_a_default_does_not_stand_in_for_the_schema(tmp_path: Path) -> None:
             read_record(tmp_path)
 
 
-def test_a_record_that_is_no_json_is_told_as_it_stands_in_its_file(tmp_path: Path) -> None:
+def test_a_record_that_is_no_json_is_shown_as_in_its_file(tmp_path: Path) -> None:
     content = json.dumps(asdict(make_record(2, 50.0, **TOLD)), indent=1).encode()[:-3] + b"?"
     (tmp_path / "record.json").write_bytes(content)
     with pytest.raises(ValueError) as whole:
@@ -122,7 +122,7 @@ def test_a_record_that_is_no_json_is_told_as_it_stands_in_its_file(tmp_path: Pat
     assert str(whole.value) in str(found.value)
 
 
-def test_a_copied_folder_counts_once_and_is_told(tmp_path: Path) -> None:
+def test_a_copied_folder_counts_once_and_is_reported(tmp_path: Path) -> None:
     changes = {"started_at": "2026-01-01T00:00:00+0000", "seconds_total": 10.5}
     write_run(tmp_path / "a", make_record(2, 101.25, **changes))
     write_run(tmp_path / "b", make_record(2, 101.5, **changes))  # started within the same second

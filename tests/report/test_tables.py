@@ -67,8 +67,8 @@ def test_latex_prints_what_the_page_shows(folder: Path) -> None:
 
 def test_a_report_writes_them_as_wide_as_a_column(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     line = ["report", STUDY, "--out", tmp_path / "out", "--format", "csv,latex", "--figures", "--figure-width", "one"]
-    told = ask_hpcdl(line)
-    assert told.code == 0, told.err
+    reported = ask_hpcdl(line)
+    assert reported.code == 0, reported.err
     tables = {path.stem for path in (tmp_path / "out" / "tables").glob("*.csv")}
     assert len(tables) > 10 and tables == {path.stem for path in (tmp_path / "out" / "tables").glob("*.tex")}
     with Image.open(tmp_path / "out" / "figures" / "strong-efficiency.png") as picture:
@@ -82,15 +82,15 @@ def latex() -> str:
 
 @pytest.mark.lab
 def test_latex_itself_reads_every_table(latex: str, folder: Path, ask_hpcdl: CommandLine, tmp_path: Path) -> None:
-    told = ask_hpcdl(["report", STUDY, "--out", tmp_path / "out", "--format", "latex"])
-    assert told.code == 0, told.err
+    reported = ask_hpcdl(["report", STUDY, "--out", tmp_path / "out", "--format", "latex"])
+    assert reported.code == 0, reported.err
     tables = tmp_path / "out" / "tables"
     shutil.copy(folder / "cost-50-of-input-x.tex", tables)
     odd = tmp_path / "odd.csv"
     rows = [f"[a]_b%c&d#e$f~g^h\\i{{j,*,{n},{n},64,{rate}" for n, rate in ((1, 50), (2, 96), (4, 170), (8, 300))]
     odd.write_text("\n".join(["strategy,model,nodes,ranks,batch_per_rank,images_per_second", *rows]) + "\n")
-    told = ask_hpcdl(["report", "--import", "csv", odd, "--out", tmp_path / "odd", "--format", "latex"])
-    assert told.code == 0, told.err
+    reported = ask_hpcdl(["report", "--import", "csv", odd, "--out", tmp_path / "odd", "--format", "latex"])
+    assert reported.code == 0, reported.err
     laws = (tmp_path / "odd" / "tables" / "fits-fitted-laws.tex").read_text()
     assert r"$\sigma$ (contention)" in laws and "\n{[}a]" in laws
     for path in (tmp_path / "odd" / "tables").glob("*.tex"):

@@ -14,12 +14,12 @@ WHOLE = ("127.44 ± 0.95", "4-nodes/failed/003-ring-4w-64b-r1.1", "sync-easgd", 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
 def test_no_word_is_broken(ask_hpcdl: CommandLine, columns: int) -> None:
-    told = ask_hpcdl(["report", STUDY, "--format", "terminal"], env={"COLUMNS": str(columns)})
-    assert told.code == 0, told.err
-    joined = " ".join(told.out.split())
+    reported = ask_hpcdl(["report", STUDY, "--format", "terminal"], env={"COLUMNS": str(columns)})
+    assert reported.code == 0, reported.err
+    joined = " ".join(reported.out.split())
     for piece in WHOLE:
         assert piece in joined, f"{piece!r} is broken at {columns} columns"
-    for line in told.out.splitlines():
+    for line in reported.out.splitlines():
         longest = max(map(len, line.split()), default=0)
         assert len(line.rstrip()) <= columns or longest > columns - 10, line
 
@@ -36,8 +36,8 @@ def test_the_last_column_of_a_wide_table_is_whole(ask_hpcdl: CommandLine, tmp_pa
     rows = [f"ring,resnet50,{n},{n},64,{k},{50 * n * f}" for n in (1, 2, 4, 8) for k, f in enumerate((0.8, 1, 1.2))]
     table.write_text("\n".join(["strategy,model,nodes,ranks,batch_per_rank,repeat,images_per_second", *rows]) + "\n")
     line = ["report", "--import", "csv", table, "--format", "terminal", "--out", tmp_path / "out"]
-    told = ask_hpcdl(line, env={"COLUMNS": "160"})
-    assert told.code == 0, told.err
-    lines = told.out.split("predicted steps")[1].splitlines()
+    reported = ask_hpcdl(line, env={"COLUMNS": "160"})
+    assert reported.code == 0, reported.err
+    lines = reported.out.split("predicted steps")[1].splitlines()
     head, first = " ".join(lines[:4]), next(line for line in lines if line.startswith(" ring "))
     assert "limited" in head and "held-out" in head and first.rstrip().endswith("%"), lines[:8]

@@ -48,7 +48,7 @@ def test_a_full_disk_costs_events_and_says_how_many(tmp_path: Path, room: int) -
     assert [event["text"] for event in reader.read()] == ["one", gap, "two"]
 
 
-def test_a_run_that_goes_on_appends(tmp_path: Path) -> None:
+def test_a_run_that_continues_appends(tmp_path: Path) -> None:
     for text in ("one", "two"):
         journal = FileJournal(tmp_path)
         journal.write("message", text=text)
@@ -56,7 +56,7 @@ def test_a_run_that_goes_on_appends(tmp_path: Path) -> None:
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
 
 
-def test_who_takes_over_reads_what_was_told_since_the_ranks_began(tmp_path: Path) -> None:
+def test_a_new_supervisor_reads_the_messages_since_the_ranks_began(tmp_path: Path) -> None:
     journal = FileJournal(tmp_path)
     assert since_start(all_events(tmp_path)) == []
     for kind, number in [("start", 0), ("epoch", 1), ("start", 2), ("message", 3), ("epoch", 4)]:

@@ -19,6 +19,6 @@ MANY = {"batch-size": 20_000, "ranks": 2, "epochs": 2}
     ({**MANY, "batch-size": 28_000}, "2 steps, 1 an epoch"),
     ({**MANY, "strategy": "async-sgd", "ranks": 3}, "2 steps, 1 an epoch"),
 ])  # fmt: skip
-def test_samples_that_fill_no_whole_step_are_told_if_they_are_many(settings: dict[str, Any], ends: str) -> None:
+def test_samples_that_fill_no_whole_step_are_reported_if_they_are_many(settings: dict[str, Any], ends: str) -> None:
     values = {"model": "lenet", "data": "synthetic:mnist", "strategy": "ring", **settings}
     assert rule_in_force(prepare(load(TrainConfig, [Layer(origin="flag", values=values)]))).endswith(ends)

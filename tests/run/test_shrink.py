@@ -75,7 +75,7 @@ def lost(host: str = "", rank: int = 1, **more: Any) -> RankError:
     return RankError(f"rank {rank} on {host} ended", rank=rank, host=host, lost=True, **more)
 
 
-def test_a_node_that_is_gone_is_left_out_and_the_others_go_on_with_the_same_batch(
+def test_a_node_that_is_gone_is_left_out_and_the_others_continue_with_the_same_batch(
     run: Callable[..., Starts], tmp_path: Path
 ) -> None:
     resolved = config(**{"ranks": 8, "min-workers": 4, "steps": 100})
@@ -84,8 +84,8 @@ def test_a_node_that_is_gone_is_left_out_and_the_others_go_on_with_the_same_batc
     assert [now.run.ranks for now, _ in starts] == [8, 6, 4]
     assert starts[-1][0].data.keep_batch == 128 and starts[-1][0].run.steps == 100
     assert starts[-1][0].optimizer == resolved.config.optimizer
-    told = [event["text"] for event in events(tmp_path, "message")]
-    assert told[0].startswith(
+    reported = [event["text"] for event in events(tmp_path, "message")]
+    assert reported[0].startswith(
         "node n2.site went down or cannot be reached; n2 is left out; 6 workers in place of 8, 128"
     )
     assert "keep-batch = 128" in (tmp_path / "run.toml").read_text()
@@ -121,7 +121,7 @@ def test_without_nodes_a_place_is_left_out_that_was_lost_twice_after_the_same_ch
     assert [now.run.ranks for now, _ in starts] == [4, 4, 4, 3]
 
 
-def test_ranks_that_the_scheduler_has_told_of_a_lost_node_go_on_and_those_that_were_to_stop_do_not(
+def test_ranks_continue_after_the_schedulers_notice_of_a_lost_node_unless_asked_to_stop(
     run: Callable[..., Starts],
 ) -> None:
     resolved, nodes = config(**{"min-workers": 3}), Nodes("n1", "n2", "n3", "n4")
@@ -168,7 +168,7 @@ def test_servers_become_fewer_in_proportion_and_chips_stay_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "reported"),
     [
         ({"elastic": False, "min-workers": 2}, "add --elastic"),
         ({"on-fewer-workers": "scale-rate"}, "says what --min-workers N keeps"),
@@ -179,12 +179,12 @@ def test_servers_become_fewer_in_proportion_and_chips_stay_whole() -> None:
         ({"min-workers": 1, "strategy": "ps", "backup-workers": 1}, "--min-workers 1: --backup-workers 1"),
     ],
 )
-def test_what_could_not_go_on_is_refused_before_the_start(flags: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_what_could_not_continue_is_refused_before_the_start(flags: dict[str, Any], reported: str) -> None:
+    with pytest.raises(UsageError, match=reported):
         check_shrunk(config(**flags), LOCAL)
 
 
-def test_every_strategy_goes_on_with_two_workers_or_is_refused() -> None:
+def test_every_strategy_continues_with_two_workers_or_is_refused() -> None:
     launcher: Launcher = IBRUN
     with pytest.raises(UsageError, match="the launcher ibrun takes all nodes of a job or none"):
         check_shrunk(config(**{"min-workers": 2}), launcher)
@@ -265,7 +265,7 @@ def test_a_global_batch_shared_unevenly_gives_the_weights_of_one_shared_evenly(
 @pytest.mark.mpi
 @pytest.mark.soak
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "single"])
-def test_every_strategy_goes_on_with_fewer_workers(
+def test_every_strategy_continues_with_fewer_workers(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
     features = STRATEGIES[strategy].features

@@ -65,9 +65,9 @@ def names() -> list[str]:
     return [f"{family}: {one}" for family, variations in families().items() for one in variations]
 
 
-def as_promised(name: str, said: str) -> bool:
+def as_promised(name: str, reported: str) -> bool:
     """Return whether a script ended as the table says: equal to one process, or alike on all ranks with a reason."""
-    return said in ((EQUAL, ALIKE) if name in reasons() else (EQUAL,))
+    return reported in ((EQUAL, ALIKE) if name in reasons() else (EQUAL,))
 
 
 def rows() -> list[str]:
@@ -88,9 +88,9 @@ def rows() -> list[str]:
 def counted(results: Mapping[int, Mapping[str, str]]) -> str:
     """Return how many scripts ended in which way, by number of ranks."""
     parts = []
-    for ranks, said in results.items():
-        equal = list(said.values()).count(EQUAL)
-        parts.append(f"on {ranks} ranks {equal} ended where one process does, {len(said) - equal} alike")
+    for ranks, reported in results.items():
+        equal = list(reported.values()).count(EQUAL)
+        parts.append(f"on {ranks} ranks {equal} ended where one process does, {len(reported) - equal} alike")
     return f"{len(names())} scripts: {'; '.join(parts)}."
 
 
@@ -128,7 +128,10 @@ def main() -> None:
 def write(results: Mapping[int, Mapping[str, str]]) -> None:
     """Write the table; raises SystemExit if a script did not end as expected."""
     wrong = [
-        f"{name}: {said[name]}" for said in results.values() for name in names() if not as_promised(name, said[name])
+        f"{name}: {reported[name]}"
+        for reported in results.values()
+        for name in names()
+        if not as_promised(name, reported[name])
     ]
     if wrong:
         sys.exit("\n".join(wrong))

@@ -105,10 +105,10 @@ def same(make: Callable[[], Any], **fit: Any) -> None:
 
 def is_warned(make: Callable[[], Any], warned: bool) -> None:
     """Check whether a metric causes the warning, which is given once for each metric; this case must run first."""
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said):
+    reported = io.StringIO()
+    with contextlib.redirect_stderr(reported):
         histories(make)
-    assert ("hpcdl.Gathered(metric)" in said.getvalue()) == (warned and RANK == 0), said.getvalue()
+    assert ("hpcdl.Gathered(metric)" in reported.getvalue()) == (warned and RANK == 0), reported.getvalue()
 
 
 class Sums(Slots):

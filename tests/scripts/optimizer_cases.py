@@ -732,13 +732,13 @@ def several_steps_per_execution() -> None:
 @case
 def xla_is_off_and_said_once() -> None:
     inputs, targets = data()
-    model, said = mlp(), io.StringIO()
-    with contextlib.redirect_stderr(said):
+    model, reported = mlp(), io.StringIO()
+    with contextlib.redirect_stderr(reported):
         train(
             model, hpcdl.DistributedOptimizer("sgd"), part(inputs), part(targets), BATCH // SIZE, epochs=2,
             compile={"jit_compile": True}, callbacks=[hpcdl.callbacks()],
         )  # fmt: skip
-    assert said.getvalue().count("jit_compile is off") == (RANK == 0), said.getvalue()
+    assert reported.getvalue().count("jit_compile is off") == (RANK == 0), reported.getvalue()
     alike([one.numpy() for one in model.weights])
 
 
@@ -847,12 +847,12 @@ class Clipping(keras.optimizers.SGD):
 
 @case
 def an_own_apply_is_warned_of_once() -> None:
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said):
+    reported = io.StringIO()
+    with contextlib.redirect_stderr(reported):
         for kind in (keras.optimizers.SGD, Clipping, Clipping):
             hpcdl.DistributedOptimizer(kind(0.1))
-    assert said.getvalue().count("Clipping has its own apply, which sees a rank's gradients") == (RANK == 0)
-    assert said.getvalue().count("warning") == (RANK == 0), said.getvalue()
+    assert reported.getvalue().count("Clipping has its own apply, which sees a rank's gradients") == (RANK == 0)
+    assert reported.getvalue().count("warning") == (RANK == 0), reported.getvalue()
 
 
 @case

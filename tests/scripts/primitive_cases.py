@@ -66,13 +66,13 @@ def case_means_of_whole_numbers_are_refused() -> None:
             raise AssertionError(wrong.dtype)
 
 
-def refused(call: Callable[[], Any], said: str) -> None:
+def refused(call: Callable[[], Any], reported: str) -> None:
     try:
         call()
     except hpcdl_error() as error:
-        assert said in str(error), error
+        assert reported in str(error), error
     else:
-        raise AssertionError(said)
+        raise AssertionError(reported)
 
 
 def case_factors_leave_whole_numbers_whole() -> None:

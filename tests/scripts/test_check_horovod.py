@@ -136,7 +136,7 @@ if hvd.local_rank() == 0: print(hvd.size(), hvd.local_size())
 
 
 @pytest.mark.parametrize("line", STAY.strip().splitlines())
-def test_what_goes_on_working_stays(line: str, tmp_path: Path) -> None:
+def test_what_continues_working_stays(line: str, tmp_path: Path) -> None:
     assert listed(tmp_path, line) == []
 
 
@@ -171,7 +171,7 @@ def test_the_command_ends_with_0_where_nothing_is_left(session_hpcdl: CommandLin
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (["--check", "SCRIPT"], "--check: only with --from-horovod"),
         (["--from-horovod", "SCRIPT"], "so add --check"),
@@ -179,8 +179,8 @@ def test_the_command_ends_with_0_where_nothing_is_left(session_hpcdl: CommandLin
         (["--from-horovod", "gone.py", "--check"], "gone.py is not there"),
     ],
 )
-def test_other_words_are_refused(session_hpcdl: CommandLine, words: list[str], told: str) -> None:
+def test_other_words_are_refused(session_hpcdl: CommandLine, words: list[str], reported: str) -> None:
     finished = session_hpcdl(["run", *[str(AFTER / "tf2_mnist.py") if word == "SCRIPT" else word for word in words]])
     assert finished.code == 2
-    assert told in finished.err
+    assert reported in finished.err
     assert finished.err.count("\n") == 1

@@ -36,10 +36,10 @@ def everything(
 
 @pytest.mark.parametrize("case", QUICK)
 def test_weights_and_loss_equal_one_process(sample: list[dict[str, str]], case: str) -> None:
-    assert [said[case] for said in sample] == ["", ""]
+    assert [reported[case] for reported in sample] == ["", ""]
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("case", CASES)
 def test_every_one_equals_one_process(everything: list[dict[str, str]], case: str) -> None:
-    assert {said[case] for said in everything} == {""}
+    assert {reported[case] for reported in everything} == {""}

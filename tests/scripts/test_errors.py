@@ -100,10 +100,10 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(mpi: Mpi, tmp_path: Path)
     """An overflow on one rank skips the step on all, with a policy; `make test` has a loss scale in test_optimizers."""
     finished = run(mpi, OVERFLOWING, tmp_path, POLICY="early")
     assert finished.returncode == 0, finished.stderr
-    said = sorted(part.split("]")[0].split(" ", 1) for part in finished.stdout.split("[")[1:])
-    assert [rank for rank, _ in said] == ["0", "1"]
-    assert said[0][1] == said[1][1], "the ranks end with the same scale and weights"
-    assert said[0][1].startswith("scale 16384 ")
+    reported = sorted(part.split("]")[0].split(" ", 1) for part in finished.stdout.split("[")[1:])
+    assert [rank for rank, _ in reported] == ["0", "1"]
+    assert reported[0][1] == reported[1][1], "the ranks end with the same scale and weights"
+    assert reported[0][1].startswith("scale 16384 ")
 
 
 @pytest.mark.parametrize("mpi", ["default"], indirect=True)
@@ -196,7 +196,7 @@ for how in (lambda: gathered(tf.ones(3)), lambda: fitted("layer"), lambda: fitte
 """
 
 
-def test_errors_that_libraries_have_wrapped_say_what_the_script_said_and_where(tmp_path: Path) -> None:
+def test_errors_that_libraries_have_wrapped_keep_the_scripts_text_and_line(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(WRAPPED)
     finished = subprocess.run(
         [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=patience(120)

@@ -33,16 +33,16 @@ def everything(session_hpcdl: CommandLine, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.parametrize("name", QUICK)
 def test_one_of_each_family_equals_one_process(sample: Said, name: str) -> None:
-    for said in sample:
-        assert as_promised(name, said[name]), said[name]
+    for reported in sample:
+        assert as_promised(name, reported[name]), reported[name]
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("name", names())
 def test_every_one_ends_as_the_page_says(everything: dict[int, Said], name: str, ranks: int) -> None:
-    for said in everything[ranks]:
-        assert as_promised(name, said[name]), said[name]
+    for reported in everything[ranks]:
+        assert as_promised(name, reported[name]), reported[name]
 
 
 def test_there_are_eighty_scripts_and_each_reason_is_of_one() -> None:

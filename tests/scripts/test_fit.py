@@ -19,12 +19,12 @@ pytestmark = pytest.mark.mpi
 def found(session_hpcdl: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The results of meeting_script.py on both of two ranks and alone, and the messages of the two ranks."""
     folder = tmp_path_factory.mktemp("meeting")
-    said = succeed(run_script(session_hpcdl, HERE / "meeting_script.py", ranks=2, cwd=folder)).err
+    reported = succeed(run_script(session_hpcdl, HERE / "meeting_script.py", ranks=2, cwd=folder)).err
     logs = (folder / "log.csv").read_text()
     succeed(run_script(session_hpcdl, HERE / "meeting_script.py", ranks=1, cwd=folder))
     ranks = [json.loads((folder / f"found-2-{rank}.json").read_text()) for rank in range(2)]
     alone = json.loads((folder / "found-1-0.json").read_text())
-    return {"ranks": ranks, "alone": alone, "said": said, "logs": logs, "folder": folder}
+    return {"ranks": ranks, "alone": alone, "said": reported, "logs": logs, "folder": folder}
 
 
 def close(mine: Any, other: Any) -> bool:
@@ -50,7 +50,7 @@ def test_synchronized_normalization_equals_one_process_with_the_whole_batch(foun
         assert close(mine, other)
 
 
-def test_unequal_steps_and_files_are_told_once(found: dict[str, Any]) -> None:
+def test_unequal_steps_and_files_are_reported_once(found: dict[str, Any]) -> None:
     lines = [line for line in found["said"].splitlines() if line.startswith("hpcdl: ")]
     assert sum("write files do so on rank 0 alone" in line for line in lines) == 1
     assert sum("(rank 0 4, rank 1 6)" in line for line in lines) == 5, "once an epoch of two fits"
@@ -78,6 +78,6 @@ def test_without_callbacks_a_fit_is_the_same_and_files_are_whole(session_hpcdl: 
     finished = succeed(run_script(session_hpcdl, HERE / "without_callbacks_script.py", ranks=2, cwd=tmp_path))
     assert finished.out.count("as it should be []") == 2, "and no temporary file is left"
     lines = [line for line in finished.err.splitlines() if line.startswith("hpcdl: ")]
-    told = [sum(word in line for line in lines) for word in ("XLA", "rank 0 alone", "(rank 0 4, rank 1 5)")]
-    assert told == [1, 1, 3], "once, once, and in each of three epochs"
+    reported = [sum(word in line for line in lines) for word in ("XLA", "rank 0 alone", "(rank 0 4, rank 1 5)")]
+    assert reported == [1, 1, 3], "once, once, and in each of three epochs"
     assert len((tmp_path / "log.csv").read_text().splitlines()) == 3

@@ -35,10 +35,10 @@ def everything(
 
 @pytest.mark.parametrize("case", [one for one in CASES if one not in SLOW])
 def test_the_result_is_that_of_one_process(sample: list[dict[str, str]], case: str) -> None:
-    assert [said[case] for said in sample] == ["", ""]
+    assert [reported[case] for reported in sample] == ["", ""]
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("case", CASES)
 def test_every_one_is_that_of_one_process(everything: list[dict[str, str]], case: str) -> None:
-    assert {said[case] for said in everything} == {""}
+    assert {reported[case] for reported in everything} == {""}

@@ -17,7 +17,7 @@ def said(finished: Finished, first_word: str) -> list[str]:
 
 
 @pytest.mark.mpi
-def test_a_script_saves_at_a_signal_and_goes_on(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_a_script_saves_at_a_signal_and_continues(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     words = ["run", "--ranks", "2", "--run-dir", tmp_path / "run", "--checkpoint-every", "auto"]
     script, content = tmp_path / "kept_script.py", (HERE / "kept_script.py").read_text()
     script.write_text(content)
@@ -42,7 +42,7 @@ def test_a_script_saves_at_a_signal_and_goes_on(session_hpcdl: CommandLine, tmp_
 
 
 @pytest.mark.mpi
-def test_a_script_that_loses_a_rank_goes_on_with_new_ones(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_a_script_that_loses_a_rank_continues_with_new_ones(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     """New ranks replace a killed rank; a rank that was only cut off for a while is not replaced.
 
     Faults count the steps of the whole run: an epoch has four.
@@ -51,8 +51,8 @@ def test_a_script_that_loses_a_rank_goes_on_with_new_ones(session_hpcdl: Command
     words += ["--stall-timeout", "10s", "--inject", "partition:rank=1@step=1+1s,kill:rank=1@step=6,kill:rank=0@step=90"]
     ended = session_hpcdl([*words, HERE / "kept_script.py"])
     assert ended.code == 0, ended.err
-    told = [event["text"] for event in events(tmp_path / "run", "message")]
-    assert "injected: partition:rank=1@step=1+1s" in told
+    reported = [event["text"] for event in events(tmp_path / "run", "message")]
+    assert "injected: partition:rank=1@step=1+1s" in reported
     assert ended.err.count("new ranks continue") == 1
     assert said(ended, "ends") == ["ends at epoch 6"] * 2
     assert len(said(ended, "begins")) == 4, "each of two ranks begins twice"

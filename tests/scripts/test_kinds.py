@@ -58,13 +58,13 @@ def test_every_way_to_save_is_one_ranks_and_whole(session_hpcdl: CommandLine, tm
 
 def test_a_first_pass_with_a_ranks_own_weights_is_warned_of(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     finished = succeed(run_script(session_hpcdl, HERE / "first_pass_script.py", ranks=2, cwd=tmp_path))
-    said: dict[str, list[str]] = {}
+    reported: dict[str, list[str]] = {}
     for line in finished.err.splitlines():
         if line.startswith("begin "):
-            begun = said.setdefault(line.removeprefix("begin "), [])
+            begun = reported.setdefault(line.removeprefix("begin "), [])
         elif line.startswith("hpcdl: ") and line not in begun:
             begun.append(line)
-    lines = {name: " ".join(found) for name, found in said.items()}
+    lines = {name: " ".join(found) for name, found in reported.items()}
     too_late = "the first forward pass used each rank's own"
     for name in ("a model made after the optimizer", "a target copied after it"):
         assert too_late in lines[name] and "hpcdl.broadcast_variables" in lines[name], name

@@ -21,5 +21,5 @@ def found(session_hpcdl: CommandLine, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.mark.parametrize("case", keys_of(SCRIPT, "CASES"))
-def test_it_goes_on_where_it_was(found: list[dict[str, str]], case: str) -> None:
-    assert [said[case] for said in found] == ["", ""]
+def test_it_continues_where_it_was(found: list[dict[str, str]], case: str) -> None:
+    assert [reported[case] for reported in found] == ["", ""]

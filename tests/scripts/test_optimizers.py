@@ -69,18 +69,18 @@ def results(
     request: pytest.FixtureRequest, session_hpcdl: CommandLine, tmp_path_factory: pytest.TempPathFactory
 ) -> Results:
     """What each of `ranks` ranks reports for each selected case."""
-    said: dict[int, list[dict[str, str]]] = {}
+    reported: dict[int, list[dict[str, str]]] = {}
 
     def of(ranks: int) -> list[dict[str, str]]:
-        if ranks not in said:
+        if ranks not in reported:
             chosen = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
             names = [call.params["case"] for call in chosen if call is not None and call.params["ranks"] == ranks]
             folder = tmp_path_factory.mktemp("optimizers")
             ended = run_script(session_hpcdl, HERE / SCRIPT, folder, *names, ranks=ranks, cwd=folder, timeout_s=1500)
             succeed(ended)
             assert "AutoGraph could not" not in ended.err, "what is called in a graph is left as it is"
-            said[ranks] = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
-        return said[ranks]
+            reported[ranks] = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+        return reported[ranks]
 
     return of
 
@@ -94,10 +94,10 @@ def results(
     ],
 )
 def test_ranks_end_where_one_process_does(ranks: int, case: str, results: Results) -> None:
-    for rank, said in enumerate(results(ranks)):
-        if case not in said:
+    for rank, reported in enumerate(results(ranks)):
+        if case not in reported:
             pytest.skip("this Keras has no such optimizer")
-        assert said[case] == "", f"rank {rank}: {said[case]}"
+        assert reported[case] == "", f"rank {rank}: {reported[case]}"
 
 
 def test_what_is_quick_is_a_case() -> None:

@@ -25,5 +25,5 @@ def results(
 
 @pytest.mark.parametrize("case", cases_of("primitive_cases.py"))
 def test_primitive(case: str, results: list[dict[str, str]]) -> None:
-    for rank, said in enumerate(results):
-        assert said[case] == "", f"rank {rank}: {said[case]}"
+    for rank, reported in enumerate(results):
+        assert reported[case] == "", f"rank {rank}: {reported[case]}"

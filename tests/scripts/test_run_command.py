@@ -136,9 +136,9 @@ def test_a_script_gets_its_words_its_folder_and_a_record_that_a_report_reads(
     words = ["--prefix", "--run-dir", tmp_path / "run", folder / "script.py", "late", "--ranks", "7", "--help"]
     finished = run(session_hpcdl, folder, *words)
     assert finished.code == 0, finished.err
-    said = "['late', '--ranks', '7', '--help'] 41"
+    reported = "['late', '--ranks', '7', '--help'] 41"
     assert {line.split(" 41")[0] + " 41" for line in finished.out.splitlines()} == {
-        f"[{rank}] {rank} 2 {said}" for rank in range(2)
+        f"[{rank}] {rank} 2 {reported}" for rank in range(2)
     }
     record = record_of(tmp_path / "run")
     assert (record["status"], record["model"], record["ranks"]) == ("finished", "script", 2)
@@ -196,8 +196,10 @@ def test_a_flag_of_hpcdl_behind_the_script_is_named(session_hpcdl: CommandLine, 
     (tmp_path / "deaf.py").write_text("import hpcdl\nhpcdl.init()\nhpcdl.rank()\n")
     (tmp_path / "own.py").write_text("import hpcdl, sys\nhpcdl.init()\nassert '--run_dir' in sys.argv\n")
     late = session_hpcdl(["run", "deaf.py", "--ranks", "2", "--seeds", "1"], cwd=tmp_path)
-    said = "warning: --ranks follows deaf.py, so it is the script's, whose text does not name it; for hpcdl, type it"
-    assert late.code == 0 and said in late.err and "finished on 1 rank;" in late.err, late.err
+    reported = (
+        "warning: --ranks follows deaf.py, so it is the script's, whose text does not name it; for hpcdl, type it"
+    )
+    assert late.code == 0 and reported in late.err and "finished on 1 rank;" in late.err, late.err
     assert late.err.count("warning") == 1, late.err
     own = session_hpcdl(["run", "own.py", "--run_dir", "x", "--run-dir", "x"], cwd=tmp_path)
     assert own.code == 0 and "warning" not in own.err, own.err
@@ -251,8 +253,8 @@ def test_the_ranks_of_a_node_share_files_and_lines_stay_whole(session_hpcdl: Com
     finished = run(session_hpcdl, tmp_path, "--run-dir", tmp_path / "run", tmp_path / "pieces.py")
     assert finished.code == 0, finished.err
     lines = finished.out.replace("an endthe", "an end\nthe").split("\n")
-    said = {f"one line of {rank} and more": 50 for rank in range(2)} | {"the last, without an end": 2, "a child": 2}
-    assert {line: lines.count(line) for line in said} == said
+    reported = {f"one line of {rank} and more": 50 for rank in range(2)} | {"the last, without an end": 2, "a child": 2}
+    assert {line: lines.count(line) for line in reported} == reported
     host = socket.gethostname()
     assert written_by_ranks(tmp_path / "run") == {"all.json", f"node-{host}.out", f"node-{host}.err"}
 
@@ -379,8 +381,8 @@ def test_what_a_rank_forks_ends_as_python_ends_it_and_leaves_the_ranks_alone(
     (tmp_path / "script.py").write_text(FORKS)
     finished = under_mpiexec(session_hpcdl, tmp_path, words)
     assert finished.returncode == 0, finished.stderr
-    said = sorted(finished.stdout.splitlines())
-    assert [line for line in said if not line.startswith("runs/")] == [
+    reported = sorted(finished.stdout.splitlines())
+    assert [line for line in reported if not line.startswith("runs/")] == [
         "a fork at its end",
         *["codes 0 3 1"] * 2,
         *[f"loader -15, {rank} this process is no rank" for rank in range(2)],

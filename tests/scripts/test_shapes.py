@@ -47,13 +47,13 @@ def others(session_hpcdl: CommandLine, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.mark.parametrize("case", QUICK)
 def test_a_sample_equals_one_process(sample: list[dict[str, str]], case: str) -> None:
-    assert [said[case] for said in sample] == ["", ""]
+    assert [reported[case] for reported in sample] == ["", ""]
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("case", [case for case in CASES if case not in QUICK])
 def test_every_layer_equals_one_process(others: list[dict[str, str]], case: str) -> None:
-    assert [said[case] for said in others] == ["", ""]
+    assert [reported[case] for reported in others] == ["", ""]
 
 
 def test_the_sample_has_every_kind_of_input() -> None:

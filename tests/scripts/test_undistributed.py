@@ -214,7 +214,7 @@ EVERY_TIME = {
     ("kind", "data"),
     [pytest.param(*case, marks=() if case in EVERY_TIME else pytest.mark.soak) for case in SAME_OR_OWN],
 )
-def test_ranks_that_train_on_the_same_samples_are_told(
+def test_ranks_that_train_on_the_same_samples_are_reported(
     session_hpcdl: CommandLine, tmp_path: Path, kind: str, data: str
 ) -> None:
     (tmp_path / "script.py").write_text(SAME)
@@ -295,7 +295,7 @@ for _ in range(2):
 """
 
 
-def test_settings_that_each_rank_has_drawn_are_told_once(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_settings_that_each_rank_has_drawn_are_reported_once(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SETTINGS)
     ended = session_hpcdl(["run", "--ranks", "2", "--run-dir", tmp_path / "run", tmp_path / "script.py"])
     assert ended.code == 0, ended.err

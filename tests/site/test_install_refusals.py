@@ -227,14 +227,14 @@ def test_an_install_stopped_while_it_looks_for_sphinx(open_folder: Path, place: 
         process_group=0,
     ) as process:
         assert process.stdout
-        said = ""
-        while "fetching Sphinx" not in said:
-            said += process.stdout.readline()
+        reported = ""
+        while "fetching Sphinx" not in reported:
+            reported += process.stdout.readline()
             assert process.poll() is None
         os.killpg(process.pid, signal.SIGTERM)  # as timeout(1) does
-        said += process.stdout.read()
-    assert "pip install" not in said
-    assert "stopped by SIGTERM; nothing was left behind" in said
+        reported += process.stdout.read()
+    assert "pip install" not in reported
+    assert "stopped by SIGTERM; nothing was left behind" in reported
     assert not files_below(place.folder)
 
 

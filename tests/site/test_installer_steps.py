@@ -37,8 +37,8 @@ def test_python_and_the_own_mpiexec_are_on_path(checkout: Checkout, tmp_path: Pa
         step(checkout, code, tree, own_mpi)
         assert {path.name for path in (tree / "bin").iterdir()} == names
         for name in names - {"hpcdl", "hpcdl-python"}:
-            said = subprocess.run([tree / "bin" / name, "-n", "a b"], capture_output=True, text=True, check=True)
-            assert said.stdout == f"{name} of the tree -n a b\n"
+            reported = subprocess.run([tree / "bin" / name, "-n", "a b"], capture_output=True, text=True, check=True)
+            assert reported.stdout == f"{name} of the tree -n a b\n"
 
 
 def test_a_site_of_another_time_is_never_copied(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ build.build_pages(settings, scratch, build.pip_environment(settings, scratch))
     assert "hpcdl: fetching Sphinx for the pages ..." in done.stdout.splitlines()
 
 
-def test_a_step_says_that_it_goes_on(checkout: Checkout, tmp_path: Path) -> None:
+def test_a_step_says_that_it_continues(checkout: Checkout, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(3_000_000))
     code = "build.NEWS_S = 0.2; build.run(['sleep', '0.5'], 'sleeping', growing=build.Path(words[0]))"
     first, *news = step(checkout, code, tmp_path).stdout.splitlines()
@@ -81,7 +81,7 @@ def test_what_pip_fetched_is_counted_by_its_own_log(checkout: Checkout, tmp_path
     assert step(checkout, code, log).stdout == "16500500 0\n"
 
 
-def test_a_default_that_names_no_version_is_told(checkout: Checkout, place: Place) -> None:
+def test_a_default_that_names_no_version_is_reported(checkout: Checkout, place: Place) -> None:
     folder = place.moduledir / "hpcdl"
     folder.mkdir(parents=True)
     (folder / "default").symlink_to("0.9.lua")
@@ -100,7 +100,7 @@ def test_a_default_that_names_no_version_is_told(checkout: Checkout, place: Plac
     assert finished.code == 0 and "default" not in finished.err
 
 
-def test_a_full_disk_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_in_one_line(tmp_path: Path) -> None:
     """Of a folder that is copied, and of a step, whose own words would be a traceback for each line of its log."""
     checkout = copy_checkout(tmp_path / "checkout", "1.0")
     (tmp_path / "source").mkdir()

@@ -32,7 +32,7 @@ def requirement(text: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("text", PROJECT["dependencies"])
-def test_every_dependency_has_both_bounds_and_stands_in_the_recipes(text: str) -> None:
+def test_every_dependency_has_both_bounds_and_is_in_the_recipes(text: str) -> None:
     name, versions = requirement(text)
     lowest, below = re.fullmatch(r">=([\d.]+),<([\d.]+)", versions).groups()  # type: ignore[union-attr]
     found = re.search(rf'"py-{name}@([\d.]+):([\d.]+)?"', RECIPE.read_text())

@@ -46,8 +46,8 @@ def test_what_was_added_to_a_tree_is_kept(checkout: Checkout, place: Place) -> N
     install(checkout, place)
     tree, modulefile = place.prefix / "1.0", place.moduledir / "hpcdl" / "1.0.lua"
     added = add_to(tree)
-    told = install(checkout, place)
-    assert f"{place.prefix}/1.0.kept keeps" in told and "and 1 more" in told
+    reported = install(checkout, place)
+    assert f"{place.prefix}/1.0.kept keeps" in reported and "and 1 more" in reported
     assert_kept(place.prefix / "1.0.kept", added)
     assert not (tree / PROFILE).exists()
     modulefile.write_text(modulefile.read_text() + "-- mine\n")

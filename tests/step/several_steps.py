@@ -85,12 +85,12 @@ def trained(case: str, settings: dict[str, Any], most: int | str, folder: Path) 
     model = stateful()
     work = BackgroundWork(THREAD, group.monitor)
     parts = Parts(run_plan, model, worker, group, journal, folder, faults, interval, copies, work)
-    began, batches, told, rates, calls = parts.start(), parts.batches(), [], [], []
+    began, batches, reported, rates, calls = parts.start(), parts.batches(), [], [], []
     before = worker.before_step
 
     def noted(step: int) -> None:
         assert group.monitor.step == step
-        told.append(step)
+        reported.append(step)
         rates.append(worker.learning_rate)
         before(step)
 
@@ -100,7 +100,7 @@ def trained(case: str, settings: dict[str, Any], most: int | str, folder: Path) 
         calls.append(parts.host.position.step - done)
     worker.finish()
     digests = [hashlib.sha256(weight.numpy().tobytes()).hexdigest() for weight in model.weights]
-    found = {"losses": journal.losses, "weights": digests, "told": told, "rates": rates, "longest_call": max(calls)}
+    found = {"losses": journal.losses, "weights": digests, "told": reported, "rates": rates, "longest_call": max(calls)}
     batches.close()
     return found
 

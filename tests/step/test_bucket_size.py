@@ -42,7 +42,7 @@ def test_the_command_line_refuses_before_anything_starts(ask_hpcdl: CommandLine,
     assert "--bucket-size auto: strategy 'ps' does not have it" in finished.err
 
 
-def test_scripts_are_told_how_to_find_a_size() -> None:
+def test_scripts_learn_how_to_find_a_size() -> None:
     from hpcdl.scripts.exchange import ExchangeSettings
 
     with pytest.raises(UsageError, match=r"give a size: `hpcdl bench step .* --strategy tree --bucket-size auto`"):
@@ -109,7 +109,7 @@ def test_a_run_says_what_it_chose_and_from_what(run_hpcdl: CommandLine, shards: 
 
 @pytest.mark.mpi
 @pytest.mark.soak
-def test_what_was_measured_is_kept_and_a_run_goes_on_with_its_size(
+def test_what_was_measured_is_kept_and_a_run_continues_with_its_size(
     run_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
     line = [*TRAIN, "--strategy", "ring", "--data", shards]
@@ -138,8 +138,10 @@ def test_what_was_measured_is_kept_and_a_run_goes_on_with_its_size(
 def chosen_by(run_dir: Path, why: str) -> dict[str, float]:
     """Return the times by which a run has chosen, after a check of its messages about them."""
     record = record_of(run_dir)
-    told = [event["text"] for event in events(run_dir, "message") if event["text"].startswith("--bucket-size auto: ")]
-    assert told and all(f"({why}" in text for text in told), told
+    reported = [
+        event["text"] for event in events(run_dir, "message") if event["text"].startswith("--bucket-size auto: ")
+    ]
+    assert reported and all(f"({why}" in text for text in reported), reported
     seconds: dict[str, float] = record["bucket_seconds"]
     assert str(record["bucket_bytes"]) in (seconds or {str(BUCKET_BYTES): None})
     return seconds

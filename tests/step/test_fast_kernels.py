@@ -263,7 +263,7 @@ def test_a_layer_gives_what_keras_gives(name: str) -> None:
         numpy.testing.assert_allclose(other, one, atol=tolerance * max(numpy.abs(one).max(), 1.0))
 
 
-def test_a_mask_is_heeded() -> None:
+def test_a_mask_is_respected() -> None:
     import keras
     import tensorflow as tf
 
@@ -390,7 +390,7 @@ def test_an_activation_of_any_length_is_not_compiled_for_each() -> None:
         traced.get_concrete_function()
 
 
-def test_a_kernel_that_differs_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_differs_is_left_out_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     import keras
 
     from hpcdl.step.kernels import table
@@ -429,7 +429,7 @@ def test_a_kernel_whose_gradient_alone_is_no_number_is_left_out(monkeypatch: pyt
     monkeypatch.undo()
 
 
-def test_a_kernel_that_fails_or_has_no_place_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_fails_or_has_no_place_is_left_out_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     import keras
     import tensorflow as tf
 

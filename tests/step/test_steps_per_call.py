@@ -105,8 +105,8 @@ def test_a_fault_of_a_batch_strikes_its_step_and_no_other(
     finished = session_hpcdl(line, timeout_s=300)
     assert finished.code == 1
     assert ("not finite at step 37 on rank 0; samples of the batch: " if fault == "nan" else "injected") in finished.err
-    (told,) = [event for event in events(tmp_path / "run", "message") if event["text"].startswith("injected: ")]
-    assert told["step"] == 37
+    (reported,) = [event for event in events(tmp_path / "run", "message") if event["text"].startswith("injected: ")]
+    assert reported["step"] == 37
 
 
 @pytest.mark.mpi
@@ -114,21 +114,21 @@ def test_a_learning_rate_that_explodes_is_named_with_its_step(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
     """A diverging learning rate is reported from inside a call with the step and the samples of one step per call."""
-    said = []
+    reported = []
     for most in ("1", "auto"):
         line = run("single", shards, tmp_path / most, "--epochs", 2, "--learning-rate", 30, "--schedule", "constant")
         finished = session_hpcdl([*line, "--steps-per-call", most], timeout_s=300)
         assert finished.code == 1
         (line,) = [line for line in finished.err.splitlines() if "not finite at step" in line]
-        said.append(line[line.index("not finite") :].replace(str(tmp_path / most), "RUN"))
+        reported.append(line[line.index("not finite") :].replace(str(tmp_path / most), "RUN"))
         assert not (tmp_path / most / "model.keras").exists()
-    assert said[0] == said[1]
+    assert reported[0] == reported[1]
 
 
 @pytest.mark.mpi
 @pytest.mark.soak
 @pytest.mark.parametrize("strategy", ["single", "ring"])
-def test_a_stopped_run_goes_on_with_another_number_of_steps_a_call(
+def test_a_stopped_run_continues_with_another_number_of_steps_a_call(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"

@@ -65,7 +65,7 @@ def test_a_model_that_xla_cannot_compile_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "reported"),
     [
         (["--strategy", "grpc-ps", "--ranks", "2", "--allow-grpc"], "--xla: strategy 'grpc-ps' does not have it"),
         (["--trace", "full"], "--xla: forward and backward pass are one operation"),
@@ -73,11 +73,11 @@ def test_a_model_that_xla_cannot_compile_is_named() -> None:
     ],
 )
 def test_what_does_not_go_with_it_is_refused(
-    words: list[str], said: str, ask_hpcdl: CommandLine, tmp_path: Path
+    words: list[str], reported: str, ask_hpcdl: CommandLine, tmp_path: Path
 ) -> None:
     line = ["train", "--model", "lenet", "--data", "synthetic:28x28x1:10", "--xla", "--run-dir", str(tmp_path / "run")]
     finished = ask_hpcdl([*line, *words])
-    assert finished.code == 2 and said in finished.err, finished.err
+    assert finished.code == 2 and reported in finished.err, finished.err
     assert not (tmp_path / "run").exists()
 
 

@@ -164,4 +164,4 @@ def test_ranks_agree_on_what_their_sums_will_be(mine: float, text: str, monkeypa
             return f"{error.kind}: {error}"
         return ""
 
-    assert all(text in said and said.startswith("not-finite: ") for said in run(2, rank))
+    assert all(text in reported and reported.startswith("not-finite: ") for reported in run(2, rank))

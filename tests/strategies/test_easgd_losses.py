@@ -165,7 +165,7 @@ def test_with_ulfm_too_the_run_ends_without_worker_0(
 
 @pytest.mark.lab
 @pytest.mark.soak
-def test_with_ulfm_the_run_goes_on_without_a_killed_worker(
+def test_with_ulfm_the_run_continues_without_a_killed_worker(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
     """With ULFM a run continues without a killed rank.
@@ -176,12 +176,12 @@ def test_with_ulfm_the_run_goes_on_without_a_killed_worker(
     with under_ulfm(open_mpi_5, session_hpcdl, shards, tmp_path, steps=400) as job:
         os.kill(rank_process(job.pid, 1), signal.SIGKILL)
         at_the_kill = steps_written(run_dir)
-        told = f"{run_dir}: 400 steps on 2 workers"
-        wait_for(lambda: told in log.read_text() or job.poll() is not None, job, log)
+        reported = f"{run_dir}: 400 steps on 2 workers"
+        wait_for(lambda: reported in log.read_text() or job.poll() is not None, job, log)
         with contextlib.suppress(subprocess.TimeoutExpired):
             # Open MPI's own program sometimes misses that its ranks are gone, and waits forever.
             assert job.wait(timeout=20) == 0, log.read_text()
-    assert told in log.read_text()
+    assert reported in log.read_text()
     record = read_record(run_dir)
     assert record.status == "finished" and record.steps >= 400 > at_the_kill
     (warning,) = [text for text in record.warnings if "left before the end" in text]

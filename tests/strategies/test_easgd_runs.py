@@ -135,7 +135,7 @@ def left(record: RunRecord) -> list[str]:
     ("nan", 1, "not finite"), ("exception", 0, "planted"),
     pytest.param("signal", 2, "a signal", marks=pytest.mark.soak),
 ])  # fmt: skip
-def test_the_run_goes_on_without_a_worker_that_leaves(runs: Path, name: str, worker: int, reason: str) -> None:
+def test_the_run_continues_without_a_worker_that_leaves(runs: Path, name: str, worker: int, reason: str) -> None:
     record = read_record(runs / name)
     assert record.status == "finished" and record.steps >= 30
     (warning,) = left(record)

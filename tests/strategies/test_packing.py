@@ -32,15 +32,15 @@ def exchanged(shapes: list[tuple[int, ...]], wire: str = "none") -> tuple[list[A
         mine = [gradient * one for gradient in gradients]
         return exchange_bucket(packed(mine), mine, double, WIRES[wire])
 
-    came, told = run(tf.constant(1.0))
-    return gradients, came, buffers, told
+    came, reported = run(tf.constant(1.0))
+    return gradients, came, buffers, reported
 
 
 def test_each_gradient_gets_its_own_sum_in_its_own_shape() -> None:
     for shapes in (SHAPES, SHAPES[:2], SHAPES[2:3], SHAPES[1:2], [(4,)] * 3):
         for wire in ("none", "bf16"):
-            gradients, came, buffers, told = exchanged(shapes, wire)
-            assert len(buffers) == 1 and bool(told)
+            gradients, came, buffers, reported = exchanged(shapes, wire)
+            assert len(buffers) == 1 and bool(reported)
             for before, after in zip(gradients, came, strict=True):
                 assert before.shape == after.shape and numpy.array_equal(2 * before, after.numpy())
 

@@ -128,7 +128,7 @@ def test_messages_cover_a_bucket_once_and_in_order(
 
 
 @given(LENGTHS, st.integers(1, 6), st.sampled_from(sorted(PLACEMENTS)), st.integers(4, 4000))
-def test_workers_begin_with_different_servers_and_each_server_hears_the_same(
+def test_workers_begin_with_different_servers_and_each_server_learns_the_same(
     lengths: list[int], num_servers: int, placement: str, message_bytes: int
 ) -> None:
     for bucket in plan(lengths, num_servers, placement, 8000):

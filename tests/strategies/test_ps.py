@@ -50,7 +50,7 @@ def whole_run(session_hpcdl: CommandLine) -> Path:
     return folder
 
 
-def test_the_record_tells_about_servers(whole_run: Path) -> None:
+def test_the_record_states_about_servers(whole_run: Path) -> None:
     record = record_of(whole_run)
     assert (record["ranks"], record["workers"], record["servers"]) == (4, 2, 2)
     assert written_by_ranks(whole_run) == {"all.json"}
@@ -96,7 +96,7 @@ def test_a_killed_server_ends_the_job(session_hpcdl: CommandLine) -> None:
     assert "rank 1" in finished.err
 
 
-def test_a_worker_that_stands_still_is_left_behind_and_catches_up(session_hpcdl: CommandLine) -> None:
+def test_a_worker_that_stops_is_left_behind_and_catches_up(session_hpcdl: CommandLine) -> None:
     folder = session_hpcdl.home / "ps-backup"
     arguments = ["--ranks", "3", "--backup-workers", "1", "--steps", "300", "--divergence-check-steps", "150"]
     process = start(session_hpcdl, [*TRAIN, *arguments, "--run-dir", folder])

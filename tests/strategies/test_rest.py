@@ -193,7 +193,7 @@ def test_a_model_that_gains_nothing_is_refused(compress: str) -> None:
         by_threads(compress, [[np.ones(30, np.float32)]] * 2)
 
 
-def test_what_travels_is_said_in_the_shortest_words() -> None:
+def test_what_travels_is_reported_in_the_shortest_words() -> None:
     assert parse_compression(" topk:1.50% ").text == "topk:1.5%"
     assert parse_compression("powersgd:04").text == "powersgd:4"
     assert plan_of(compress="topk:5%").config.exchange.compress == "topk:5%"

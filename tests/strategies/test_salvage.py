@@ -172,7 +172,7 @@ def test_a_worker_keeps_what_it_was_given_until_the_servers_have_it() -> None:
 
 
 @pytest.mark.parametrize("in_place", [True, False])
-def test_in_place_a_server_does_not_go_on_without_a_dead_worker(in_place: bool) -> None:
+def test_in_place_a_server_does_not_continue_without_a_dead_worker(in_place: bool) -> None:
     """In place a server does not continue without a dead worker, but without one that was left behind it does."""
     channel: Any = SimpleNamespace(failed=lambda: {1})
     server = CenterServer(context_of("async-sgd", in_place=in_place), MomentumDescent(0.9), channel=channel)

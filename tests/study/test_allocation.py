@@ -74,7 +74,7 @@ def test_a_rank_does_not_start_a_sweep() -> None:
         find_allocation({"PMI_RANK": "0", "PMI_SIZE": "2"})
 
 
-def test_too_few_nodes_are_told_with_the_remedy(job: dict[str, str]) -> None:
+def test_too_few_nodes_are_reported_with_the_remedy(job: dict[str, str]) -> None:
     _, plan = small_study(workers="1,4", ranks_per_node=1)
     with pytest.raises(UsageError, match="salloc -N 4"):
         check_room(plan, find_allocation({}))

@@ -52,7 +52,7 @@ def tried(rate: float) -> StudyPoint:
     return StudyPoint(**facts, model="lenet", data="x", strategy="ring", batch_size=8, settings=settings, tried_for=1)
 
 
-def test_the_best_on_held_out_samples_is_chosen_and_all_are_told(tmp_path: Path) -> None:
+def test_the_best_on_held_out_samples_is_chosen_and_all_are_listed(tmp_path: Path) -> None:
     choice = load_study(study_file(tmp_path, STUDY), {}).choice
     assert choice is not None and choice.train == {"steps": 15}
     rows = ((0.7, 1.0, 0.9, 0.1), (0.9, 0.5, 0.8, 0.2), (0.9, 0.4, 0.1, 0.3), (None, None, 1.0, 0.4))
@@ -88,7 +88,7 @@ def test_tries_come_first_and_are_of_no_repeat(tmp_path: Path) -> None:
         ("ranks = [1, 2]", "list nodes or workers in [matrix]"),
     ],
 )
-def test_what_cannot_be_chosen_is_told(tmp_path: Path, line: str, word: str) -> None:
+def test_what_cannot_be_chosen_is_reported(tmp_path: Path, line: str, word: str) -> None:
     text = STUDY.split("[choose]")[0] + f"[choose]\n{line}\n"
     with pytest.raises(ConfigError) as caught:
         load_study(study_file(tmp_path, text), {})

@@ -88,7 +88,7 @@ def test_a_compressed_point_is_predicted_from_runs_that_have_its_form() -> None:
     assert other.step_seconds.high / other.step_seconds.low > own.high / own.low
 
 
-def test_what_is_finished_costs_no_more_and_tells_what_a_start_takes() -> None:
+def test_what_is_finished_costs_no_more_and_states_what_a_start_takes() -> None:
     wanted, plan = small_study(**ASKED)
     state = new_state(wanted, plan)
     first = next(run for run in plan.runs if run.point.strategy == "ring" and run.point.workers == 8)
@@ -113,7 +113,7 @@ def test_emulated_computing_needs_no_run_but_a_network() -> None:
     assert item.step_seconds.mean == pytest.approx(0.5, rel=0.1)
 
 
-def test_without_evidence_all_that_is_missing_is_told() -> None:
+def test_without_evidence_all_that_is_missing_is_reported() -> None:
     with pytest.raises(UsageError, match=r"of cifar10-quick there is no run: .*--evidence.*--network"):
         predicted([])
     with pytest.raises(UsageError, match="nothing shows what an exchange costs"):
@@ -130,7 +130,7 @@ MATRIX = ["--model", CLUSTER.model, "--data", "synthetic:cifar10", "--workers", 
           "--strategy", "ring,ps", "--batch-size", str(CLUSTER.batch), "--set", "steps=100"]  # fmt: skip
 
 
-def test_the_command_tells_the_cost_and_writes_nothing(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_the_command_states_the_cost_and_writes_nothing(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     earlier = write_study(tmp_path / "pilot")
     line = ["sweep", *MATRIX, "--predict", "--evidence", earlier, "--out", tmp_path / "study"]
     shown = ask_hpcdl(line)

@@ -51,7 +51,9 @@ def test_onednn_on_and_off_are_two_settings_of_a_study(session_hpcdl: CommandLin
 
 
 @pytest.mark.mpi
-def test_an_allocator_is_preloaded_and_one_that_cannot_be_is_told(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_an_allocator_is_preloaded_and_one_that_cannot_be_is_reported(
+    session_hpcdl: CommandLine, tmp_path: Path
+) -> None:
     libraries = tmp_path / "libraries"
     libraries.mkdir()
     compiler = shutil.which("cc") or shutil.which("gcc")
@@ -62,8 +64,8 @@ def test_an_allocator_is_preloaded_and_one_that_cannot_be_is_told(session_hpcdl:
     (libraries / "libtcmalloc_minimal.so.4").write_text("no library")
     found = swept(session_hpcdl, tmp_path, 'allocator = ["jemalloc", "tcmalloc"]', HPCDL_PRELOAD_PATH=str(libraries))
     assert {record["environment"]["HPCDL_ALLOCATOR"] for record in found.values()} == {"jemalloc", "tcmalloc"}
-    said = {name: [text for text in record["warnings"] if "allocator" in text] for name, record in found.items()}
-    assert said["jemalloc"] == [] and "its library was not loaded" in said["tcmalloc"][0]
+    reported = {name: [text for text in record["warnings"] if "allocator" in text] for name, record in found.items()}
+    assert reported["jemalloc"] == [] and "its library was not loaded" in reported["tcmalloc"][0]
 
 
 def test_a_library_that_is_not_here_is_refused_by_name(session_hpcdl: CommandLine, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_a_worker_alone_has_no_more_threads_than_one_of_four(monkeypatch: pytest
     assert remark == "weak scaling on a node: each rank has 2 threads at every size, its share where 4 are on one"
 
 
-def test_too_few_cores_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_cores_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     found = prepared(monkeypatch, 2, workers="1,2,4")
     assert {point.shared_threads for point in found.points} == {1}
     assert "4 ranks on a node of 2 cores share them" in found.remarks[1]

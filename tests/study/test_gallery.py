@@ -26,9 +26,9 @@ def test_it_runs_small_to_its_report(run_hpcdl: CommandLine, name: str) -> None:
         assert made.code == 0, made.err
     swept = run_hpcdl(["sweep", file, "--small", "--out", "study"], cwd=folder, timeout_s=LONGEST_S)
     assert swept.code == 0, swept.err
-    told = run_hpcdl(["report", "study", "--out", "report", "--json"], cwd=folder)
-    assert told.code == 0, told.err
-    assert [run["status"] for run in told.json()["runs"]] == ["finished"] * sum(
+    reported = run_hpcdl(["report", "study", "--out", "report", "--json"], cwd=folder)
+    assert reported.code == 0, reported.err
+    assert [run["status"] for run in reported.json()["runs"]] == ["finished"] * sum(
         not run.point.tried_for for run in plan.runs
     )
-    assert len(told.json()["scaling"]) == len(plan.measured)
+    assert len(reported.json()["scaling"]) == len(plan.measured)

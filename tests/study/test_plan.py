@@ -77,7 +77,7 @@ def test_all_errors_of_a_file_at_once(tmp_path: Path) -> None:
         assert part in text
 
 
-def test_contradictions_are_told_together(tmp_path: Path) -> None:
+def test_contradictions_are_reported_together(tmp_path: Path) -> None:
     path = tmp_path / "study.toml"
     path.write_text('mode = "strong"\n[matrix]\nnodes = [1]\nworkers = [1]\nbatch-size = [8]\ndata = ["x"]\n')
     with pytest.raises(ConfigError) as caught:
@@ -104,7 +104,7 @@ def test_wrong_settings_of_runs_are_found_before_any_runs(tmp_path: Path) -> Non
     assert len(caught.value.problems) == 1 and "no such data folder" in str(caught.value)
 
 
-def test_points_that_train_refuses_are_left_out_and_told() -> None:
+def test_points_that_train_refuses_are_left_out_and_reported() -> None:
     study, plan = small_study(strategy="sync-easgd", workers="1,2,4")
     checked, run_plan = prepare_points(study, plan)
     assert (
@@ -256,7 +256,7 @@ def test_what_is_excluded_is_left_out(tmp_path: Path) -> None:
         ("ranks = [1]\n", "list nodes or workers"),
     ],
 )
-def test_mistakes_of_axes_are_told(text: str, words: str, tmp_path: Path) -> None:
+def test_mistakes_of_axes_are_reported(text: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words):
         plan_of(f"workers = [1, 2]\n{text}", tmp_path)
 

@@ -171,7 +171,7 @@ def test_what_is_measured_on_the_samples_trained_on_is_called_so(tmp_path: Path)
     assert not run(tmp_path / "a", make_search(tmp_path / "a", trials=4)).on_training
 
 
-def test_it_goes_on_only_with_resume_and_the_same_search(found: tuple[Path, SearchStudy, SearchRecord]) -> None:
+def test_it_continues_only_with_resume_and_the_same_search(found: tuple[Path, SearchStudy, SearchRecord]) -> None:
     folder, search, record = found
     with pytest.raises(UsageError, match="--resume"):
         run(folder, search)
@@ -183,7 +183,7 @@ def test_it_goes_on_only_with_resume_and_the_same_search(found: tuple[Path, Sear
 
 
 @pytest.mark.parametrize(
-    ("train", "flags", "told"),
+    ("train", "flags", "reported"),
     [
         ('[train]\nmodel = "lenet"\ndata = "letters"\n', {}, "data digits, now letters"),
         ('[train]\nmodel = "lenet"\ndata = "digits"\nepochs = 3\n', {}, "epochs unset, now 3"),
@@ -191,11 +191,11 @@ def test_it_goes_on_only_with_resume_and_the_same_search(found: tuple[Path, Sear
     ],
 )
 def test_trials_of_another_job_do_not_compete(
-    found: tuple[Path, SearchStudy, SearchRecord], train: str, flags: dict[str, int], told: str
+    found: tuple[Path, SearchStudy, SearchRecord], train: str, flags: dict[str, int], reported: str
 ) -> None:
     """Resuming with other training settings is refused: the best command would contain settings that were not tried."""
     folder, _, _ = found
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=reported):
         run(folder, make_search(folder, train=train, trials=NUM + 1, **flags), resume=True)
     assert len(starts(folder)) == NUM
 
@@ -267,7 +267,7 @@ def test_a_grid_is_tried_once_whole(tmp_path: Path) -> None:
         ('sampler = "grid"', SPACE, "needs a list of values"),
     ],
 )
-def test_mistakes_are_told(text: str, space: str, words: str, tmp_path: Path) -> None:
+def test_mistakes_are_reported(text: str, space: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words):
         make_search(tmp_path, text, space)
 
@@ -277,7 +277,7 @@ def test_too_many_side_by_side_are_refused(tmp_path: Path) -> None:
         run(tmp_path, make_search(tmp_path, parallel=len(os.sched_getaffinity(0)) + 1, ranks=1))
 
 
-def test_data_that_are_not_there_are_told_before_any_trial(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+def test_data_that_are_not_there_are_reported_before_any_trial(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     make_search(tmp_path)
     finished = ask_hpcdl(["search", tmp_path / "search.toml", "--out", tmp_path / "out"], cwd=tmp_path)
     assert finished.code == 2 and "no such data folder: digits" in finished.err, finished.err

@@ -78,8 +78,10 @@ def test_a_run_whose_numbers_are_not_finite_is_not_started_again(tmp_path: Path)
     assert [item["run"] for item in told(tmp_path / "fake")] == [bad, unlucky, unlucky]
     assert (state.run(bad).status, state.run(bad).attempts) == ("failed", 1)
     assert "a/kernel is not finite at step 3" in state.run(bad).message
-    said = [line for line in lines if line.startswith(f"{bad} failed")]
-    assert len(said) == 1 and said[0].endswith("it is not started again, its seed and settings would be the same")
+    reported = [line for line in lines if line.startswith(f"{bad} failed")]
+    assert len(reported) == 1 and reported[0].endswith(
+        "it is not started again, its seed and settings would be the same"
+    )
     record = read_record(folder / "runs" / bad)
     assert (record.status, record.failure) == ("failed", "not-finite") and "a/kernel" in record.message
     with pytest.raises(HpcdlError, match=f"1 of 2 runs failed; {bad}: exit code 1: the gradient") as caught:
@@ -115,7 +117,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_a_killed_sweep_goes_on_and_repeats_nothing_that_finished(tmp_path: Path) -> None:
+def test_a_killed_sweep_continues_and_repeats_nothing_that_finished(tmp_path: Path) -> None:
     behave(tmp_path, seconds=0.2)
     folder = tmp_path / "study"
     kept: set[str] = set()
@@ -158,7 +160,7 @@ def test_a_run_that_ended_while_nobody_looked_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["gone", "damaged"])
-def test_a_finished_run_without_its_record_is_run_again_and_said(tmp_path: Path, damage: str) -> None:
+def test_a_finished_run_without_its_record_is_run_again_and_reported(tmp_path: Path, damage: str) -> None:
     study, plan = small_study()
     allocation, folder = behave(tmp_path / "fake"), tmp_path / "study"
     sweep(folder, allocation, study, plan)

@@ -50,7 +50,7 @@ def test_a_dry_run_lists_and_writes_nothing(study: Path, ask_hpcdl: CommandLine)
     assert not (ask_hpcdl.home / "studies").exists()
 
 
-def test_what_cannot_run_here_is_said_first(study: Path, ask_hpcdl: CommandLine) -> None:
+def test_what_cannot_run_here_is_reported_first(study: Path, ask_hpcdl: CommandLine) -> None:
     refused = ask_hpcdl(["sweep", study])
     assert refused.code == 2 and "inside an allocation" in refused.err and "--small" in refused.err
     wrong = ask_hpcdl(["sweep", study, "--small", "--repeats", "none", "--strategy", "rnig", "--retries", "-1"])

@@ -54,8 +54,12 @@ def test_ranks_answer_while_somebody_looks_on(tmp_path: Path) -> None:
         assert (now.status, now.step, now.num_steps, now.loss, now.seconds_left) == ("starting", 20, 100, 0.5, 80.0)
         fast = next(one for one in now.ranks if one.note.rank == 0)
         assert fast.shares == pytest.approx([0, 0.75, 0.25, 0, 0]) and fast.steps_per_second
-        told = "\n".join(lines(now))
-        assert "step 20 of 100  64 samples/s" in told and "computing, step 7" in told and "c" * 18 + "x" * 6 in told
+        reported = "\n".join(lines(now))
+        assert (
+            "step 20 of 100  64 samples/s" in reported
+            and "computing, step 7" in reported
+            and "c" * 18 + "x" * 6 in reported
+        )
         with seen[1].waiting_for("receiving", [0]):
             until(view, lambda now: any(one.note.waits for one in now.ranks))
         view.close()
@@ -89,5 +93,5 @@ def test_the_command_ends_with_the_run(run_hpcdl: CommandLine, tmp_path: Path) -
     journal(
         tmp_path / "run", {"kind": "start", "steps": 9, "done": 0, "at": 1.0}, {"kind": "step", "step": 9, "at": 2.0}
     )
-    told = run_hpcdl(["watch", tmp_path / "run"])
-    assert told.code == 0 and told.out.startswith("lost  step 9 of 9"), told.err
+    reported = run_hpcdl(["watch", tmp_path / "run"])
+    assert reported.code == 0 and reported.out.startswith("lost  step 9 of 9"), reported.err

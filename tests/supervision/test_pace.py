@@ -154,7 +154,7 @@ class Keepers:
             keeper.look()
 
 
-def test_it_is_told_once_and_then_left_out_once(tmp_path: Path) -> None:
+def test_it_is_reported_once_and_then_left_out_once(tmp_path: Path) -> None:
     keepers = Keepers(tmp_path / "watch", least=2)
     for _ in range(1 + WINDOWS_UNTIL_REPORTED):
         keepers.window()
@@ -182,16 +182,16 @@ def test_one_rank_of_a_run_writes_nothing(tmp_path: Path) -> None:
 
 def test_the_watch_hands_it_on_to_the_rank_itself_or_ends_the_start(tmp_path: Path) -> None:
     ended: list[RankError] = []
-    told: list[str] = []
+    reported: list[str] = []
     seen = [RankMonitor(rank, 2, "here") for rank in range(2)]
-    actions = Actions(end=ended.append, log=told.append)
+    actions = Actions(end=ended.append, log=reported.append)
     (tmp_path / "watch").mkdir()
     watches = [Watchdog(monitor=one, folder=tmp_path / "watch", actions=actions) for one in seen]
     watches[0].evict(1, "it is slow", in_place=True)
     for watch in watches:
         watch._look()
     assert (seen[0].evicted, seen[1].evicted) == ("", "it is slow")
-    assert (ended, told) == ([], ["the run continues without rank 1: it is slow"])
+    assert (ended, reported) == ([], ["the run continues without rank 1: it is slow"])
     watches[0].evict(1, "it is slow", in_place=False)
     assert [(error.rank, error.lost, error.evicted) for error in ended] == [(1, True, True)]
 
@@ -201,15 +201,15 @@ def config(**flags: object) -> ResolvedConfig[TrainConfig]:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "reported"),
     [
         ({"strategy": "ring"}, "add --elastic"),
         ({"strategy": "grpc-ps", "elastic": True}, "nobody can tell a slow worker"),
         ({"strategy": "async-sgd", "elastic": True, "ranks": 2}, "one worker"),
     ],
 )
-def test_where_it_cannot_be_it_is_refused_in_one_line(flags: dict[str, object], said: str) -> None:
-    with pytest.raises(UsageError, match=said) as caught:
+def test_where_it_cannot_be_it_is_refused_in_one_line(flags: dict[str, object], reported: str) -> None:
+    with pytest.raises(UsageError, match=reported) as caught:
         check_least(config(**{"evict-slow": 2.0, **flags}))
     assert "\n" not in str(caught.value) and "--evict-slow 2" in str(caught.value)
 
@@ -263,18 +263,18 @@ def check_goes_on_without_rank_1(process: subprocess.Popen[str], run_dir: Path, 
     process.send_signal(signal.SIGTERM)
     finished = finish(process)
     assert finished.code == 75, finished.err
-    said = messages(run_dir)
-    assert said.count("; --evict-slow 1.5 leaves it out") == 1
-    assert "rank 1 (worker) on" in said and "times as long as the others" in said
+    reported = messages(run_dir)
+    assert reported.count("; --evict-slow 1.5 leaves it out") == 1
+    assert "rank 1 (worker) on" in reported and "times as long as the others" in reported
     in_place = strategy.startswith(("async", "hogwild"))
-    assert ("continues without rank 1" in said) == in_place
-    assert ("2 workers in place of 3" in said) != in_place
+    assert ("continues without rank 1" in reported) == in_place
+    assert ("2 workers in place of 3" in reported) != in_place
     assert record_of(run_dir)["workers"] == (3 if in_place else 2)
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("strategy", ["ring", pytest.param("async-easgd", marks=pytest.mark.soak)])
-def test_a_run_goes_on_without_a_worker_whose_code_is_slow(
+def test_a_run_continues_without_a_worker_whose_code_is_slow(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
     """A run continues without a worker whose code is slow; it sleeps, so it is slow however busy the machine is."""
@@ -288,7 +288,7 @@ def test_a_run_goes_on_without_a_worker_whose_code_is_slow(
 @pytest.mark.mpi
 @pytest.mark.soak
 @pytest.mark.parametrize("strategy", FAMILIES)
-def test_a_run_goes_on_without_a_worker_whose_processor_is_slow(
+def test_a_run_continues_without_a_worker_whose_processor_is_slow(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
     run_dir = tmp_path / "run"

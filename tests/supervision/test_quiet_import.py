@@ -27,7 +27,7 @@ assert not hasattr(typing, "compile")
 
 
 @pytest.mark.parametrize(
-    ("body", "verbose", "said"),
+    ("body", "verbose", "reported"),
     [
         (FAKE, False, ["before", "after fake"]),
         (FAKE, True, ["before", "I0000 noise", "after fake"]),
@@ -35,11 +35,11 @@ assert not hasattr(typing, "compile")
         (f"{FAKE}raise ImportError('no libcuda')\n", False, ["before", "ImportError: no libcuda"]),
     ],
 )
-def test_only_the_import_is_quiet(tmp_path: Path, body: str, verbose: bool, said: list[str]) -> None:
+def test_only_the_import_is_quiet(tmp_path: Path, body: str, verbose: bool, reported: list[str]) -> None:
     (tmp_path / "tensorflow").mkdir()
     (tmp_path / "tensorflow" / "__init__.py").write_text(body)
     start = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
     env = {"HPCDL_VERBOSE": "1"} if verbose else {}
     done = subprocess.run([sys.executable, "-c", start + SCRIPT], env=env, capture_output=True, text=True, check=False)
     lines = done.stderr.splitlines()
-    assert [line for line in lines if not line.startswith((" ", "Traceback"))] == said, done.stderr
+    assert [line for line in lines if not line.startswith((" ", "Traceback"))] == reported, done.stderr

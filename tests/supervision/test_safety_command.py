@@ -110,7 +110,7 @@ def started_apart(mpi: Mpi, folder: Path, shards: Path, planted: str) -> list[st
 
 
 @pytest.mark.parametrize("strategy", ["ring", pytest.param("async-sgd", marks=pytest.mark.soak)])
-def test_a_held_out_loss_that_is_not_finite_is_told_and_no_number(
+def test_a_held_out_loss_that_is_not_finite_is_reported_and_no_number(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
     """A held-out loss that is not finite causes a warning, and is null in record, journal and checkpoints, for JSON."""

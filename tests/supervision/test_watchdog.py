@@ -136,7 +136,7 @@ def test_a_rank_without_a_sign_of_life_ends_the_run(tmp_path: Path) -> None:
     assert "is not responding" in str(error)
 
 
-def test_a_rank_that_computes_is_told_of_once(tmp_path: Path) -> None:
+def test_a_rank_that_computes_is_reported_once(tmp_path: Path) -> None:
     """A rank that computes is reported once; all three are in this process, whose processor time advances."""
     ranks = [Rank(0, tmp_path), Rank(1, tmp_path), Rank(2, tmp_path)]
     over = threading.Event()
@@ -153,7 +153,7 @@ def test_a_rank_that_computes_is_told_of_once(tmp_path: Path) -> None:
     assert not any(rank.ended for rank in ranks)
 
 
-def test_a_run_that_can_goes_on_without_a_rank(tmp_path: Path) -> None:
+def test_a_run_that_can_continues_without_a_rank(tmp_path: Path) -> None:
     ranks = [Rank(rank, tmp_path, is_optional=lambda gone: gone == 1) for rank in (0, 2)]
     with ranks[1].seen.waiting_for("receiving", [1]):
         run(ranks, lambda: all(rank.seen.lost == {1} for rank in ranks) and bool(ranks[0].told))
@@ -162,7 +162,7 @@ def test_a_run_that_can_goes_on_without_a_rank(tmp_path: Path) -> None:
     assert not any(rank.ended for rank in ranks)
 
 
-def test_two_operations_that_do_not_fit_are_told(tmp_path: Path) -> None:
+def test_two_operations_that_do_not_fit_are_reported(tmp_path: Path) -> None:
     ranks = [Rank(0, tmp_path), Rank(1, tmp_path), Rank(2, tmp_path)]
     with ranks[0].seen.waiting_for("a barrier", [1]), ranks[1].seen.waiting_for("an all-reduce", [0]):
         run(ranks, lambda: any(rank.ended for rank in ranks))
@@ -172,7 +172,7 @@ def test_two_operations_that_do_not_fit_are_told(tmp_path: Path) -> None:
     assert "an all-reduce" in text
 
 
-def test_who_waits_for_one_that_has_left_is_told_soon(tmp_path: Path) -> None:
+def test_who_waits_for_one_that_has_left_is_reported_soon(tmp_path: Path) -> None:
     ranks = [Rank(0, tmp_path), Rank(1, tmp_path)]
     for rank in ranks:
         rank.watch.limits = Limits(stall_s=4)
@@ -211,7 +211,7 @@ def test_a_run_that_moves_writes_nothing(tmp_path: Path) -> None:
     assert not any(rank.ended or rank.told for rank in ranks)
 
 
-def test_who_stands_in_line_for_a_core_computes() -> None:
+def test_a_rank_that_waits_for_a_core_counts_as_computing() -> None:
     """A process that waits for a core counts as computing: five programs share it, and this one asks for little."""
     core = str(min(os.sched_getaffinity(0)))
     spin = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"

@@ -110,8 +110,8 @@ def main() -> None:
             tf.config.experimental.enable_op_determinism()
         for name, accumulate in (("chain", 1), ("branches", 1), ("chain", 2)):
             spans = Spans()
-            told, plain = trained(name, spans, accumulate), trained(name, NOTHING, accumulate)
-            different = [numpy.array_equal(a, b) for a, b in zip(told, plain, strict=True)].count(False)
+            reported, plain = trained(name, spans, accumulate), trained(name, NOTHING, accumulate)
+            different = [numpy.array_equal(a, b) for a, b in zip(reported, plain, strict=True)].count(False)
             results[f"{name} {accumulate} {clock}"] = {"different": different, "spans": spans.found}
             keras.backend.clear_session()
     Path(sys.argv[1]).write_text(json.dumps(results))

@@ -59,8 +59,8 @@ class Planted:
         half_clock = self._here(CLOCK, step)
         if step % WINDOW == 0:
             self._neighbour.send_signal(signal.SIGCONT if self._here(CONTENTION, step) else signal.SIGSTOP)
-            told = self._plan[min(step // WINDOW, len(self._plan) - 1)][2]
-            self._khz = USUAL_KHZ // (1 + half_clock) if told else None
+            reported = self._plan[min(step // WINDOW, len(self._plan) - 1)][2]
+            self._khz = USUAL_KHZ // (1 + half_clock) if reported else None
             if self._rank == 0 and step // WINDOW < len(self._plan):
                 (self._folder / f"asked-{step // WINDOW}").touch()
                 while not (self._folder / f"answered-{step // WINDOW}").exists():

@@ -54,7 +54,7 @@ def test_a_bucket_that_waited_for_the_link_is_no_later_than_it_began() -> None:
     assert found[1][1] < 0.7 - 0.01
 
 
-def test_without_buckets_or_common_steps_nothing_is_said() -> None:
+def test_without_buckets_or_common_steps_nothing_is_reported() -> None:
     merged, steps = exchanged(0.005)
     assert readiness(merged, dataclasses.replace(steps, synchronous=False)) == []
     silent = {rank: rows[rows["name"] != NAMES.index("bucket")] for rank, rows in merged.records.items()}

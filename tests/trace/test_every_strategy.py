@@ -122,9 +122,9 @@ def test_each_other_strategy_does_too(other_runs: Path, name: str) -> None:
 
 
 @pytest.mark.mpi
-def test_the_command_tells_of_it(runs: Path, ask_hpcdl: CommandLine, tmp_path: Path) -> None:
-    told = ask_hpcdl(["trace", runs / "ring", "--html", tmp_path / "a.html", "--to", "chrome", tmp_path / "a.gz"])
-    assert told.code == 0 and "Who waited for whom" in told.out, told.err
+def test_the_command_reports_it(runs: Path, ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    messages = ask_hpcdl(["trace", runs / "ring", "--html", tmp_path / "a.html", "--to", "chrome", tmp_path / "a.gz"])
+    assert messages.code == 0 and "Who waited for whom" in messages.out, messages.err
     assert (tmp_path / "a.html").read_text().startswith("<!DOCTYPE html>") and (tmp_path / "a.gz").stat().st_size
     document = ask_hpcdl(["trace", runs / "ring", "--json"]).json()
     assert (document["steps"], document["ranks"]) == (STEPS - 2, RANKS)
@@ -172,7 +172,7 @@ if hpcdl.rank() == 0:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("levels", [("full",), pytest.param(("off", "full"), marks=pytest.mark.soak)], ids="-".join)
-def test_a_script_tells_when_its_gradients_are_there(
+def test_a_script_records_when_its_gradients_are_there(
     run_hpcdl: CommandLine, tmp_path: Path, levels: tuple[str, ...]
 ) -> None:
     """A script's trace has gradients of all layers but the first, from which others count; weights do not change.

@@ -110,14 +110,14 @@ def test_layers_of_which_only_gradients_are_known_stand_in_the_order_of_calls() 
     assert "conv1" in str(list(tables(found)))
 
 
-def test_what_hosts_carry_is_told_over_time_and_against_the_link() -> None:
+def test_what_hosts_carry_is_reported_over_time_and_against_the_link() -> None:
     """Network traffic is reported over time and against the link: 60 steps of 0.136 s, 50 MiB per second on host 1."""
     rates = [{counters.NETWORK: 50 * 2**20 * (rank == 1)} for rank in range(RANKS)]
     merged, steps = synchronous(*CALM_S, rates=rates)
-    (told,) = findings(merged, steps, link_bytes_per_second=100 * 2**20).network
-    assert (told.host, len(told.rates)) == ("host1", 9)
-    assert (told.mean, told.busiest, told.link_share) == pytest.approx((50 * 2**20, 50 * 2**20, 0.25))
-    assert told.times_s[0] == pytest.approx(0.0, abs=1e-3), "on rank 0's clock"
+    (reported,) = findings(merged, steps, link_bytes_per_second=100 * 2**20).network
+    assert (reported.host, len(reported.rates)) == ("host1", 9)
+    assert (reported.mean, reported.busiest, reported.link_share) == pytest.approx((50 * 2**20, 50 * 2**20, 0.25))
+    assert reported.times_s[0] == pytest.approx(0.0, abs=1e-3), "on rank 0's clock"
     (unknown,) = findings(merged, steps).network
     assert unknown.link_share is None
     drawn = page("run", merged, steps, findings(merged, steps))
@@ -198,8 +198,8 @@ def test_a_planted_straggler_is_named_with_its_cause(cause: str) -> None:
     named = 0
     for seed in range(TRIES):
         found = findings(*planted(cause, seed)).stragglers
-        told = "unknown" if cause == "clock frequency" and not seed % 2 else cause
-        named += [(one.rank, one.host, one.cause) for one in found] == [(2, "host2", told)]
+        reported = "unknown" if cause == "clock frequency" and not seed % 2 else cause
+        named += [(one.rank, one.host, one.cause) for one in found] == [(2, "host2", reported)]
         if found:
             assert found[0].seconds_per_step == pytest.approx(0.03, rel=0.4)
             assert found[0].evidence
@@ -237,7 +237,7 @@ IDLES, WORKS = "waiting or sleeping", "unknown"
         (1.0, 0.55, False, WORKS, "which this kernel does not tell"),
     ],
 )
-def test_processor_time_tells_sleep_from_work(
+def test_processor_time_distinguishes_sleep_from_work(
     others: float, slow: float, waits: bool, cause: str, evidence: str
 ) -> None:
     """Processor time separates waiting from work: rank 2 computes 0.18 s, others 0.1 s, and all poll while waiting."""
@@ -260,8 +260,8 @@ def test_who_waits_for_a_processor_as_all_do_does_not_sleep() -> None:
     assert (late.rank, late.cause) == (2, "unknown"), late
     assert "of a step for processors: other programs or ranks use them" in late.evidence
     assert found.processor_waits_s is not None and found.processor_waits_s > 0.5 * found.step_s
-    told = {row[0]: row[1] for row in next(tables(found))[2]}
-    assert told["of a step, waiting for processors"].endswith("ms: other programs or ranks use them")
+    reported = {row[0]: row[1] for row in next(tables(found))[2]}
+    assert reported["of a step, waiting for processors"].endswith("ms: other programs or ranks use them")
 
 
 def test_where_nobody_counted_the_cause_is_unknown() -> None:
@@ -326,7 +326,7 @@ def test_a_slow_link_is_named_though_its_rank_waits_for_a_processor_too() -> Non
     assert (first.rank, first.cause) == (2, "network")
 
 
-def test_who_hears_late_of_the_others_is_late_through_no_fault_of_its_own() -> None:
+def test_who_learns_late_of_the_others_is_late_through_no_fault_of_its_own() -> None:
     """A rank that hears late from others (after a slow one in a ring) is not blamed, unless it computes longer too."""
     compute_s = even(0.1)
     assert findings(*synchronous(even(0.01, 1), compute_s, hears_late_s={3: 0.015})).stragglers == []
@@ -335,7 +335,7 @@ def test_who_hears_late_of_the_others_is_late_through_no_fault_of_its_own() -> N
     assert (found.rank, found.cause, found.seconds_per_step) == (3, "unknown", pytest.approx(0.02, rel=0.2))
 
 
-def test_a_rank_that_waits_for_its_processor_hears_late_because_of_that() -> None:
+def test_a_rank_that_waits_for_its_processor_learns_late_because_of_that() -> None:
     rates = [dict(CALM) for _ in range(RANKS)]
     rates[3][counters.WAITED_US] = 3e5
     compute_s = even(0.1)

@@ -37,7 +37,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_layers_are_told_and_no_number_changes(found: Any, case: str) -> None:
+def test_layers_are_reported_and_no_number_changes(found: Any, case: str) -> None:
     assert found[case]["different"] == 0
     name, spans = case.partition(" ")[0], found[case]["spans"]
     expected = {FORWARD: TOLD[name], BACKWARD: LAYERS[name], LAYER_UPDATE: LAYERS[name]}

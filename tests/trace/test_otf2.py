@@ -78,8 +78,8 @@ def test_otf2s_own_reader_reads_a_run_of_two_ranks(session_hpcdl: CommandLine, t
     line = ["train", "--model", "lenet", "--data", "synthetic:mnist", "--batch-size", "8", "--strategy", "ring"]
     line += ["--ranks", "2", "--steps", "8", "--profile", "none", "--run-dir", str(run)]
     assert session_hpcdl(line, timeout_s=300).code == 0
-    told = session_hpcdl(["trace", run, "--to", "otf2", archive])
-    assert told.code == 0, told.err
+    reported = session_hpcdl(["trace", run, "--to", "otf2", archive])
+    assert reported.code == 0, reported.err
     clock, found = read_archive(archive)
     merged = merge(read_run(run))
     assert [name.split(" on ")[0] for name in found] == ["rank 0", "rank 1"]

@@ -97,9 +97,9 @@ def tries() -> Iterator[dict[str, list[tuple[int, str, list[Straggler]]]]]:
             traces = read_run(train(lab, lab.shared, PLAN))
         finally:
             lab.stop()
-        for number, (cause, rank, told) in enumerate(PLAN):
+        for number, (cause, rank, reported) in enumerate(PLAN):
             stragglers = named(traces, WINDOW * number + SETTLED, WINDOW * (number + 1))
-            found[cause].append((rank, UNKNOWN if cause == CLOCK and not told else cause, stragglers))
+            found[cause].append((rank, UNKNOWN if cause == CLOCK and not reported else cause, stragglers))
         yield found
 
 
@@ -111,8 +111,8 @@ def test_a_slow_rank_is_named_with_its_cause(
     right = 0
     for slow, knowable, stragglers in tries[cause]:
         right += [(one.rank, one.host, one.cause) for one in stragglers[:1]] == [(slow, f"node{slow + 1}", knowable)]
-        told = [f"rank {one.rank}, {one.seconds_per_step:.3g} s: {one.cause}, {one.evidence}" for one in stragglers]
-        print(f"{cause} on rank {slow}: {'; '.join(told) or 'nobody'}")
+        reported = [f"rank {one.rank}, {one.seconds_per_step:.3g} s: {one.cause}, {one.evidence}" for one in stragglers]
+        print(f"{cause} on rank {slow}: {'; '.join(reported) or 'nobody'}")
     beside = Counter(one.cause for *_, stragglers in tries[cause] for one in stragglers[1:])
     print(f"{cause}: {right} of {len(tries[cause])} named first; beside them {dict(beside) or 'nobody'}")
     assert right >= 0.95 * TRIES

@@ -38,7 +38,7 @@ SPECS = {
 
 
 @pytest.mark.parametrize("given", SPECS)
-def test_a_spec_is_read_and_told_again(given: str) -> None:
+def test_a_spec_is_read_and_printed_again(given: str) -> None:
     assert PARSERS["trace"](given) == SPECS[given]
     assert parse_trace(SPECS[given]).text == SPECS[given]
 
@@ -176,8 +176,8 @@ def test_unasked_a_node_without_room_costs_the_trace_only(
     monkeypatch.setattr(recorder, "TraceFile", NoRoom)
     with pytest.raises(UsageError, match="holds no trace"):  # an error of the reader: the run itself ended well
         traced(UNASKED, tmp_path / "run")
-    said = capfd.readouterr().err
-    assert said.count("warning: this run keeps no trace: ") == 1 and "no space left on device" in said
+    reported = capfd.readouterr().err
+    assert reported.count("warning: this run keeps no trace: ") == 1 and "no space left on device" in reported
     assert list(local.iterdir()) == [] and list((tmp_path / "run" / "trace").iterdir()) == []
     with pytest.raises(HpcdlError, match="set TMPDIR, or --trace off"):
         traced("steps", tmp_path / "asked")
@@ -254,7 +254,7 @@ def test_the_collector_is_seen(tmp_path: Path, local: Path) -> None:
 
 
 @pytest.mark.parametrize("numbers", [[0, 1, 2, 3, 0, 1, 2], [1, 2, 3, 4, 5, 6], [41, 42, 43, 44, 45, 46]])
-def test_steps_of_a_script_go_on_over_epochs(tmp_path: Path, local: Path, numbers: list[int]) -> None:
+def test_steps_of_a_script_continue_over_epochs(tmp_path: Path, local: Path, numbers: list[int]) -> None:
     """A script's steps count on over epochs, though Keras counts from 0 in each, and a loop from 1 or its resumed
     step.
     """

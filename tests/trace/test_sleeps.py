@@ -27,7 +27,7 @@ def test_a_rank_that_sleeps_in_a_layer_has_no_slow_clock(session_hpcdl: CommandL
     steps = ["--steps", "12" if how == "sleeps" else "30", "--run-dir", tmp_path / "run"]
     finished = session_hpcdl([*TRAIN, *steps, *faults], env=environment, timeout_s=300)
     assert finished.code == 0, finished.err
-    told = session_hpcdl(["trace", tmp_path / "run"])
+    reported = session_hpcdl(["trace", tmp_path / "run"])
     first, *_ = json.loads(session_hpcdl(["trace", tmp_path / "run", "--json"]).out)["stragglers"]
     known = {"sleeps": [IDLE], "stopped": [IDLE, CONTENTION]}  # a continued process waits for a busy core
-    assert first["rank"] == 1 and first["cause"] in known[how], told.out
+    assert first["rank"] == 1 and first["cause"] in known[how], reported.out

@@ -25,7 +25,7 @@ def trials() -> list[TrialSummary]:
     return [*found, TrialSummary(settings={"intra_op_threads": 8}, status="failed")]
 
 
-def test_effects_are_told_apart_and_ranked() -> None:
+def test_effects_are_distinguished_and_ranked() -> None:
     effects = {(e.setting, e.value): e.ratio for e in main_effects(trials())}
     assert abs(effects["binding", "numa"] / effects["binding", "none"] - 1.2) < 0.03
     assert abs(effects["onednn", "true"] / effects["onednn", "false"] - 1.5) < 0.05

@@ -145,7 +145,7 @@ def test_when_no_trial_ends_in_time_the_defaults_are_reported(tmp_path: Path) ->
     assert "the defaults" in profile.verdict
 
 
-def test_resume_goes_on_from_the_log(tmp_path: Path) -> None:
+def test_resume_continues_from_the_log(tmp_path: Path) -> None:
     first = Simulated(seconds=0.05)
     before = tune(first, tmp_path, budget_s=0.6)
     assert not before.settled
@@ -156,7 +156,7 @@ def test_resume_goes_on_from_the_log(tmp_path: Path) -> None:
     assert (after.settings.ranks_per_node, after.settings.intra_op_threads) == (2, 8)
 
 
-def test_a_line_cut_short_is_left_out_and_the_log_goes_on_whole(tmp_path: Path) -> None:
+def test_a_line_cut_short_is_left_out_and_the_log_continues_whole(tmp_path: Path) -> None:
     tune(Simulated(seconds=0.05), tmp_path, budget_s=0.5)
     path = tmp_path / "log.jsonl"
     whole = path.read_text().splitlines()
@@ -233,7 +233,7 @@ def test_a_loss_that_is_no_number_is_rejected(tmp_path: Path) -> None:
     assert any("instead of" in warning for warning in found.warnings)
 
 
-def test_unchecked_results_are_told(tmp_path: Path) -> None:
+def test_unchecked_results_are_reported(tmp_path: Path) -> None:
     found = tune(Simulated(change=lambda settings, outcome: dataclasses.replace(outcome, loss=None)), tmp_path)
     assert any("not checked against a reference" in warning for warning in found.warnings)
 

@@ -101,7 +101,7 @@ def test_the_number_of_a_repeat_is_no_setting(tmp_path: Path) -> None:
     assert table.samples == ((10.0, 14.0), (13.0, 13.0)) and table.columns == ("intra_op_threads",)
 
 
-def test_values_are_told_as_spelt(tmp_path: Path) -> None:
+def test_values_are_reported_as_spelt(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("images_per_second,onednn,intra_op_threads\n10,TRUE,08\n5,off,08\n")
     assert replay(read_table(path)).winner == {"onednn": "TRUE", "intra_op_threads": "08"}

@@ -63,10 +63,10 @@ def test_a_good_trial() -> None:
     ("accelerators", "status"), [({}, "failed"), ({"NVIDIA H200": 1}, "failed"), ({"NVIDIA H200": 2}, "ok")]
 )
 def test_with_gpus_every_rank_must_have_computed_on_one(accelerators: dict[str, int], status: str) -> None:
-    said = json.dumps(json.loads(GOOD) | {"accelerators": accelerators})
+    reported = json.dumps(json.loads(GOOD) | {"accelerators": accelerators})
     node = dataclasses.replace(TOPOLOGY, devices={"NVIDIA H200": 2})
     measurer = Measurer(
-        workload=Workload(model="lenet", batch_size=16), topology=node, command_of=python(f"print({said!r})")
+        workload=Workload(model="lenet", batch_size=16), topology=node, command_of=python(f"print({reported!r})")
     )
     outcome = measurer.measure(CANDIDATE, 30)
     assert outcome.status == status and (outcome.images_per_second is not None) == (status == "ok")
@@ -115,7 +115,7 @@ def test_the_batch_of_the_candidate_counts() -> None:
         ("import sys; sys.stdout.buffer.write(b'\\xff' * 3_000_000)", "garbage", "UnicodeDecodeError"),
     ],
 )
-def test_bad_trials_are_told_apart(code: str, status: str, words: str) -> None:
+def test_bad_trials_are_distinguished(code: str, status: str, words: str) -> None:
     outcome = measure(code)
     assert (outcome.status, outcome.images_per_second) == (status, None)
     assert words in outcome.message

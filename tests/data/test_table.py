@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from hpcdl.core.errors import SourceError
+from hpcdl.data.sources.base.flat import remark_on_groups
 from hpcdl.data.sources.base.source import recognise
 from tests.data.sharding import make
 
@@ -257,6 +258,20 @@ def test_patients_in_several_splits_are_shown(kind: str, shared: bool, tmp_path:
     understood = " ".join(make(source, tmp_path / "out", **flags).understood)
     line = "20 of 20 values of 'patient' are in several splits, such as 'p0' in train and val: if samples of one belong"
     assert (line in understood) == shared and ("several splits" in understood) == shared
+
+
+def test_groups_are_looked_for_in_bounded_memory() -> None:
+    taken = []
+
+    def words_of() -> Iterator[tuple[str, list[str]]]:
+        for first in range(0, 5_000_000, 500_000):
+            taken.append(first)
+            yield "train", [str(number) for number in range(first, first + 500_000)]
+
+    assert remark_on_groups("id", words_of()) == [
+        "'id' has over 1,000,000 values: splits that share one were not found"
+    ]
+    assert len(taken) == 3
 
 
 @pytest.mark.parametrize("patients", [np.arange(20) // 4, np.array(["p1", "p2"] * 10)])

@@ -49,6 +49,8 @@ _WIDE, _FEWEST_FILLED = 100, 10
 _STORED = {"uint8": "uint8", "float16": "float16", "float32": "float32", "float64": "float32"}
 """The type in which pixels of a type are stored."""
 MOST_CLASSES = 1_000_000
+_MOST_GROUPS = 1_000_000
+"""Most patients, or what else a column names, that are kept in memory to find those in several splits."""
 RENUMBERED = "labels are renumbered"
 CLASS_LISTS = ("class_names", "classes", "label_names", "target_names", "class_labels", "category_names", "categories")
 """Names of arrays that list the classes of integer labels."""
@@ -455,8 +457,13 @@ def remark_on_groups(name: str, words_of: Iterable[tuple[str, Iterable[str]]]) -
         for word in words:
             if word and first.setdefault(word, split) != split:
                 shared.setdefault(word, split)
+        if len(first) > _MOST_GROUPS:
+            break
     if not shared:
-        return []
+        unseen = len(first) > _MOST_GROUPS
+        return (
+            [f"{shown(name)} has over {_MOST_GROUPS:,} values: splits that share one were not found"] if unseen else []
+        )
     word, split = next(iter(shared.items()))
     return [
         f"{len(shared)} of {len(first)} values of {shown(name)} are in several splits, such as {shown(word)} in "

@@ -32,7 +32,7 @@ from hpcdl.models.table import model_name
 from hpcdl.node.machines import read_topology
 from hpcdl.run.ended import end_noted
 from hpcdl.run.faults import NETWORK, STRUCK_FROM_BESIDE, check_injected
-from hpcdl.run.inference import InferencePlan, OutputPlace, ask, blank_record, check_out, prepare, written
+from hpcdl.run.inference import InferencePlan, OutputFolderState, ask, blank_record, check_out, prepare, written
 from hpcdl.run.journal import EventHandler, JournalReader
 from hpcdl.trace.recorder import collected
 
@@ -103,7 +103,7 @@ def infer_inside(
     stop = StopRequest()
     stop.install()
     with contextlib.ExitStack() as held:
-        folders: list[OutputPlace] = []
+        folders: list[OutputFolderState] = []
 
         def decide() -> str:
             check(resolved, model)

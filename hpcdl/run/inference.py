@@ -17,7 +17,7 @@ from hpcdl.config.schema import TrainConfig
 from hpcdl.config.settings import AUTO
 from hpcdl.core.errors import ConfigError, CorruptError, HpcdlError, UsageError
 from hpcdl.core.records.run_record import InferenceRecord, RunRecord
-from hpcdl.core.storage.disk import Made, PlaceError, make_folder, others_in, remove_content
+from hpcdl.core.storage.disk import Made, TargetError, make_folder, others_in, remove_content
 from hpcdl.core.storage.files import read_bytes, read_toml, write_bytes, write_toml
 from hpcdl.core.storage.lock import FILE_NAME as LOCK_NAME
 from hpcdl.core.storage.lock import check_free, writing
@@ -174,7 +174,7 @@ def _check_content(out: Path, *, resume: bool) -> None:
 
 
 @dataclass(frozen=True)
-class OutputPlace:
+class OutputFolderState:
     """The state of the output folder before a call: the folder that it `made`, or the content of infer.toml `there`."""
 
     out: Path
@@ -203,11 +203,11 @@ class OutputPlace:
 
 
 @contextmanager
-def written(out: Path, *, resume: bool) -> Iterator[OutputPlace]:
+def written(out: Path, *, resume: bool) -> Iterator[OutputFolderState]:
     """Make `out` if it is missing, and lock it as its only writer."""
     try:
         made = next((folder for folder in make_folder(out) if folder.path == out), None)
-    except PlaceError:
+    except TargetError:
         raise
     except OSError as error:
         raise UsageError(f"--out {out} cannot be made: {error.strerror}; name another folder") from error
@@ -218,7 +218,7 @@ def written(out: Path, *, resume: bool) -> Iterator[OutputPlace]:
             with writing(out / FOLDER, PARTING_S):  # time for ranks whose starting process was killed to end
                 pass
         forget_struck(out)
-        yield OutputPlace(out, made, there)
+        yield OutputFolderState(out, made, there)
 
 
 def ask(out: Path, resolved: ResolvedConfig[InferConfig], model: Path) -> None:

@@ -34,7 +34,7 @@ from hpcdl.core.records.run_record import FILE_NAME as RECORD_FILE
 from hpcdl.core.records.run_record import FINISHED, RunRecord, read_record
 from hpcdl.core.storage.disk import (
     Made,
-    PlaceError,
+    TargetError,
     make_folder,
     move,
     open_folder,
@@ -155,7 +155,7 @@ def written(run_dir: Path, checkpoint: InterruptionConfig) -> Iterator[EarlierSt
     """
     try:
         made = next((folder for folder in make_folder(run_dir) if folder.path == run_dir), None)
-    except PlaceError:
+    except TargetError:
         raise
     except (FileExistsError, NotADirectoryError) as error:
         raise UsageError(f"{run_dir} cannot be made, a file is in its way; choose another --run-dir") from error
@@ -185,10 +185,10 @@ def forget_struck(run_dir: Path) -> None:
 
 
 def _check_links(run_dir: Path) -> None:
-    """Raise PlaceError if a link would keep the run from writing, before ranks start."""
+    """Raise TargetError if a link would keep the run from writing, before ranks start."""
     for name in ("metrics.jsonl", f"{FOLDER}/launcher.log"):
         if (run_dir / name).is_symlink():
-            raise PlaceError(errno.ELOOP, "it is a link, which is not followed; move it away", run_dir / name)
+            raise TargetError(errno.ELOOP, "it is a link, which is not followed; move it away", run_dir / name)
     for name in (FOLDER, "trace", CHECKPOINTS):
         with suppress(FileNotFoundError):
             os.close(open_folder(run_dir / name))
@@ -364,7 +364,7 @@ def create(run_dir: Path, resolved: ResolvedConfig[Any], facts: Mapping[str, Any
     try:
         make_folder(run_dir)
         write_text(run_dir / CONFIG_FILE, text)
-    except PlaceError:
+    except TargetError:
         raise
     except OSError as error:
         raise HpcdlError(f"cannot write run directory {run_dir}: {error.strerror}; choose another --run-dir") from error

@@ -45,8 +45,8 @@ OUTPUTS = ".hpcdl-outputs.json"
 # Folders
 
 
-class PlaceError(UsageError, OSError):
-    """A link, or something other than a plain file, is in the place where hpcdl must write."""
+class TargetError(UsageError, OSError):
+    """A link, or something other than a plain file, is where hpcdl must write."""
 
     def __init__(self, number: int, what: str, path: Path) -> None:
         OSError.__init__(self, number, what, str(path))
@@ -58,7 +58,7 @@ class PlaceError(UsageError, OSError):
 def open_folder(folder: Path) -> int:
     """Return a descriptor of `folder` for access to its files; the caller closes it.
 
-    Links on the way are followed if they belong to this user or root. Raises PlaceError for another user's.
+    Links on the way are followed if they belong to this user or root. Raises TargetError for another user's.
     """
     descriptor, reached, remaining, num_links = _root_of(folder), Path(folder.root), [*reversed(folder.parts)], 0
     try:
@@ -83,7 +83,7 @@ def open_folder(folder: Path) -> int:
             remaining += [part for part in reversed(target.parts) if part != target.root]
     except BaseException as error:
         os.close(descriptor)
-        if isinstance(error, OSError) and not isinstance(error, PlaceError):
+        if isinstance(error, OSError) and not isinstance(error, TargetError):
             raise type(error)(error.errno, error.strerror, str(folder)) from None
         raise
     return descriptor
@@ -98,7 +98,7 @@ def _target_of(link: int, path: Path, owner: int) -> Path:
     try:
         if owner not in (os.geteuid(), 0) and not _is_the_systems(path, owner):
             what = f"it is a link that belongs to {user_name(owner)}; name the folder that it points to"
-            raise PlaceError(errno.ELOOP, what, path)
+            raise TargetError(errno.ELOOP, what, path)
         return Path(os.readlink("", dir_fd=link))
     finally:
         os.close(link)
@@ -192,7 +192,7 @@ def _made(path: Path) -> Made:
 def make_folder(path: Path) -> list[Made]:
     """Make `path` and the folders above it, and return the new ones, deepest first.
 
-    Raises OSError if one cannot be made, FileExistsError if something else has the name, PlaceError if another user's
+    Raises OSError if one cannot be made, FileExistsError if something else has the name, TargetError if another user's
     link is on the way.
     """
     new_folders: list[Made] = []
@@ -351,11 +351,11 @@ def _opened(path: Path, flags: int, mode: int, folder: int) -> int:
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EISDIR):
             what = "a link, which is not followed" if error.errno == errno.ELOOP else "a folder"
-            raise PlaceError(error.errno, f"it is {what}; move it away", path) from None
+            raise TargetError(error.errno, f"it is {what}; move it away", path) from None
         raise OSError(error.errno, error.strerror, str(path)) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise PlaceError(errno.EINVAL, "it is not a plain file; move it away", path)
+        raise TargetError(errno.EINVAL, "it is not a plain file; move it away", path)
     return descriptor
 
 

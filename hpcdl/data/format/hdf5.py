@@ -126,7 +126,7 @@ class ShardMap:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ColumnPlaces:
+class ColumnOffsets:
     """Where to write the parts of a column of a new shard; `data` is None if HDF5 itself writes the data."""
 
     checksums: int
@@ -136,11 +136,11 @@ class ColumnPlaces:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NewShardPlaces:
+class NewShardOffsets:
     """Where to write the parts of a new shard, in bytes."""
 
     residents: Mapping[str, int]
-    columns: Mapping[str, ColumnPlaces]
+    columns: Mapping[str, ColumnOffsets]
 
 
 BYTES = "bytes"
@@ -155,7 +155,7 @@ def _beside(column: str, part: str, schema: Any) -> str:
     return f"{part}/{column}" if schema == FIELDS_SCHEMA else part
 
 
-def create_shard(path: Path, frame: ShardFrame) -> NewShardPlaces:
+def create_shard(path: Path, frame: ShardFrame) -> NewShardOffsets:
     """Create a shard with all space allocated but no samples written; the data comes last in the file."""
     count = frame.num_samples
     blocks = -(-count // frame.block_samples)
@@ -199,12 +199,12 @@ def create_shard(path: Path, frame: ShardFrame) -> NewShardPlaces:
                 file.create_dataset(name, shape, field.stored_type, chunks=chunk, track_times=False, **frame.filters)
     optional = ("sample_checksums", "offsets", "data")
     places = {
-        name: ColumnPlaces(
+        name: ColumnOffsets(
             checksums=offsets_by_part["checksums"], **{part: offsets_by_part.get(part) for part in optional}
         )
         for name, offsets_by_part in parts.items()
     }
-    return NewShardPlaces(residents=residents, columns=places)
+    return NewShardOffsets(residents=residents, columns=places)
 
 
 def _add_contiguous(file: h5py.File, name: str, shape: tuple[int, ...], dtype: str) -> int:

@@ -18,7 +18,7 @@ from hpcdl.core.errors import CorruptError
 from hpcdl.data.format.hdf5 import (
     ChunkWriter,
     ColumnMap,
-    ColumnPlaces,
+    ColumnOffsets,
     ShardFrame,
     ShardMap,
     create_shard,
@@ -37,7 +37,7 @@ _SYNC_FILE_RANGE_WRITE = 2
 class _Column:
     """The checksums and write positions of one column of a shard under construction."""
 
-    def __init__(self, frame: ShardFrame, places: ColumnPlaces) -> None:
+    def __init__(self, frame: ShardFrame, places: ColumnOffsets) -> None:
         self.places = places
         self.checksums = np.zeros(-(-frame.num_samples // frame.block_samples), "<u8")
         self.sample_checksums = np.zeros(frame.num_samples, "<u8")

@@ -41,8 +41,8 @@ OnSamples = Callable[[int], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class WritingPlace:
-    """Where shards are written: the folder `target`, or with `again` its work folder, to compare with existing ones.
+class WriterSettings:
+    """How shards are written: to the folder `target`, or with `again` its work folder, to compare with existing ones.
 
     `code` is the SHA-256 of the reader that the user has named; the hash stored in the job is not trusted.
     """
@@ -59,7 +59,7 @@ _ERRORS = {error.__name__: error for error in (HpcdlError, UnreadableSample, Sou
 
 
 def write_all(
-    target: WritingPlace, tasks: Sequence[Task], num_samples: int, workers: int, on_samples: OnSamples
+    settings: WriterSettings, tasks: Sequence[Task], num_samples: int, workers: int, on_samples: OnSamples
 ) -> Generator[ShardResult]:
     """Write the shards `tasks`, `num_samples` in all, of the job in the place's target with up to `workers` processes.
 
@@ -67,13 +67,13 @@ def write_all(
     writing.
     """
     if workers > 1 and len(tasks) > 1:
-        yield from _with_others(target, tasks, num_samples, min(workers, len(tasks)) - 1, on_samples)
+        yield from _with_others(settings, tasks, num_samples, min(workers, len(tasks)) - 1, on_samples)
     elif tasks:
-        yield from _here(target, tasks, on_samples)
+        yield from _here(settings, tasks, on_samples)
 
 
-def _here(target: WritingPlace, tasks: Iterable[Task], on_samples: OnSamples) -> Iterator[ShardResult]:
-    writer = open_writer(target)
+def _here(settings: WriterSettings, tasks: Iterable[Task], on_samples: OnSamples) -> Iterator[ShardResult]:
+    writer = open_writer(settings)
     try:
         with ThreadPoolExecutor(max_workers=1) as settler:  # the device stores a shard while the next is written
             before: tuple[ShardResult, Future[None]] | None = None
@@ -99,7 +99,7 @@ def _settled(result: ShardResult, durable: Future[None]) -> ShardResult:
 
 
 def _with_others(
-    target: WritingPlace, tasks: Sequence[Task], num_samples: int, others: int, on_samples: OnSamples
+    settings: WriterSettings, tasks: Sequence[Task], num_samples: int, others: int, on_samples: OnSamples
 ) -> Iterator[ShardResult]:
     """Write in a thread of this process and, if it pays, in up to `others` child processes."""
     waiting = deque(tasks)
@@ -107,7 +107,7 @@ def _with_others(
     processes: list[_Process] = []
     with ExitStack() as stack:
         ready = stack.enter_context(selectors.DefaultSelector())
-        own_part = _OwnPart(target, waiting)
+        own_part = _OwnPart(settings, waiting)
         stack.callback(own_part.stop)
         ready.register(own_part.output, selectors.EVENT_READ, own_part)
         while not own_part.over or any(process.task for process in processes):
@@ -123,7 +123,7 @@ def _with_others(
                         ready.unregister(key.fileobj)
                         break
             while waiting and len(processes) < others and pace.seconds_left() > OTHERS_FROM_S:
-                processes.append(_Process(target))
+                processes.append(_Process(settings))
                 stack.callback(processes[-1].kill)
                 ready.register(processes[-1].output, selectors.EVENT_READ, processes[-1])
 
@@ -181,8 +181,8 @@ class _Stopped(Exception):
 class _OwnPart:
     """The shards that this process writes, in a thread: the main thread handles the children and Ctrl-C."""
 
-    def __init__(self, target: WritingPlace, waiting: deque[Task]) -> None:
-        self._place, self._waiting = target, waiting
+    def __init__(self, settings: WriterSettings, waiting: deque[Task]) -> None:
+        self._settings, self._waiting = settings, waiting
         self._split_words: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.output, self._wake = os.pipe()
         os.set_blocking(self._wake, False)  # a full pipe has already woken the main thread and must not block this one
@@ -211,7 +211,7 @@ class _OwnPart:
 
     def _write(self) -> None:
         try:
-            for result in _here(self._place, self._taken(), self._report_samples):
+            for result in _here(self._settings, self._taken(), self._report_samples):
                 self._send({"result": result})
         except _Stopped:
             return
@@ -238,8 +238,8 @@ class _OwnPart:
 class _Process:
     """One child process and the shard it writes."""
 
-    def __init__(self, target: WritingPlace) -> None:
-        arguments = (str(target.target), str(os.getpid()), target.code, *["again"] * target.again)
+    def __init__(self, settings: WriterSettings) -> None:
+        arguments = (str(settings.target), str(os.getpid()), settings.code, *["again"] * settings.again)
         command = own_program("hpcdl.data.write.tasks", *arguments)
         # stderr is inherited: messages of a crashing interpreter must reach the user.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -289,7 +289,7 @@ def main() -> None:
     streams.ignore(signal.SIGINT, signal.SIGHUP)  # they reach the whole process group; the parent decides
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # output of a user's reader, even from C, must not mix with the answers
-    writer = open_writer(WritingPlace(target=Path(target), code=code, again=bool(again)))
+    writer = open_writer(WriterSettings(target=Path(target), code=code, again=bool(again)))
 
     def send(document: dict[str, Any]) -> None:
         answers.write(json.dumps(document) + "\n")
@@ -308,13 +308,13 @@ def main() -> None:
             send({"done": dataclasses.asdict(result)})
 
 
-def open_writer(target: WritingPlace) -> ShardWriter:
+def open_writer(settings: WriterSettings) -> ShardWriter:
     """Return the writer of the job stored in the target's work folder."""
-    work = target.target / WORK_NAME
+    work = settings.target / WORK_NAME
     job = read_job(work)
-    if job.spec.reader_digest != target.code:
+    if job.spec.reader_digest != settings.code:
         raise CorruptError(f"the job in {work} names another reader than the command line; run the same command again")
-    return ShardWriter(work / REPAIRED if target.again else target.target, job, open_source(job.spec), Index(work))
+    return ShardWriter(work / REPAIRED if settings.again else settings.target, job, open_source(job.spec), Index(work))
 
 
 if __name__ == "__main__":

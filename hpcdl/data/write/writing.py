@@ -55,7 +55,7 @@ from hpcdl.data.write.target import (
     remove_work_folder,
     undoing,
 )
-from hpcdl.data.write.tasks import OTHERS_FROM_S, Task, WritingPlace, write_all
+from hpcdl.data.write.tasks import OTHERS_FROM_S, Task, WriterSettings, write_all
 
 
 def repair(folder: Path, source: str, bad_shards: Sequence[str], reader: str = "") -> list[str]:
@@ -323,7 +323,7 @@ def write_part(
     try:
         with (
             _full_disk_explained(job, request, lambda: len(tasks) - len(results)),
-            closing(write_all(_place(request), tasks, left(job, tasks), workers, on_samples)) as written,
+            closing(write_all(_writer_settings(request), tasks, left(job, tasks), workers, on_samples)) as written,
         ):
             for result in written:
                 entries.enter(result)
@@ -337,9 +337,9 @@ def _entries(request: ShardRequest, job: ShardJob, rank: int) -> journal.Partial
     return journal.PartialManifest(request.target, rank, job.identity(), job.state, job.options.get("split", ""))
 
 
-def _place(request: ShardRequest, *, again: bool = False) -> WritingPlace:
+def _writer_settings(request: ShardRequest, *, again: bool = False) -> WriterSettings:
     code = user_reader(request.reader).digest if request.reader else ""
-    return WritingPlace(target=request.target, code=code, again=again)
+    return WriterSettings(target=request.target, code=code, again=again)
 
 
 @contextmanager
@@ -364,14 +364,13 @@ def _compared(request: ShardRequest, job: ShardJob, before: Results, *, alone: b
     for split in {split for split, _ in tasks}:
         make_folder((work / REPAIRED / shard_file(split, 0, UNSPLIT)).parent)
     entries, total = _entries(request, job, 0), left(job, tasks)
-    workers = _most_writers(request, len(tasks), alone=alone)
+    workers, settings = _most_writers(request, len(tasks), alone=alone), _writer_settings(request, again=True)
     try:
         with (
             progress("comparing whole shards with the source", total) as shown,
             _full_disk_explained(job, request, lambda: 1),
-            closing(write_all(_place(request, again=True), tasks, total, workers, counter(shown, 0, time.monotonic())))
-            as written,
-        ):  # fmt: skip
+            closing(write_all(settings, tasks, total, workers, counter(shown, 0, time.monotonic()))) as written,
+        ):
             for result in written:
                 was = before[result.split, result.number]
                 if result.entry != was.entry or list(result.skipped) != list(was.skipped):

@@ -39,7 +39,7 @@ from hpcdl.data.sources.base.flat import (
     words_among_numbers,
 )
 from hpcdl.data.sources.base.placed import STRINGS, ArrayGroup, PlacedArray, shape_text
-from hpcdl.data.sources.base.source import Array, ArrayPlace, Content, Index, IndexWriter, SourceFacts, SourceSpec
+from hpcdl.data.sources.base.source import Array, ArrayLocation, Content, Index, IndexWriter, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import leaves_out_split, some
 from hpcdl.data.sources.base.values import (
     ABSENT,
@@ -561,8 +561,8 @@ def _unreadable(column: Sequence[PlacedArray]) -> Mapping[int, str]:
     return {number: name for array in column for number, name in array.unreadable.items()}
 
 
-def _place(array: PlacedArray) -> ArrayPlace:
-    return ArrayPlace(
+def _place(array: PlacedArray) -> ArrayLocation:
+    return ArrayLocation(
         file=str(array.path),
         offset=array.offset,
         shape=list(array.shape[1:]),

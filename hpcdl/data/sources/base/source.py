@@ -100,7 +100,7 @@ class SourceSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArrayPlace:
+class ArrayLocation:
     """The position of an array in `file`: its values are contiguous from byte `offset`; `shape` is a sample's.
 
     `offsets` names a file of int64 if lengths vary: the start of each sample, counted along the first axis.
@@ -130,7 +130,7 @@ class SourceFacts:
     files: Sequence[str] = ()
     stamps: Sequence[int] = ()
     fields: Sequence[Field] = ()
-    arrays: Sequence[ArrayPlace] = ()
+    arrays: Sequence[ArrayLocation] = ()
     remarks: Sequence[str] = ()
     skipped: Sequence[str] = ()
     left_out: Sequence[str] = ()

@@ -187,7 +187,9 @@ def message_of(error: BaseException) -> str:
 def _steps_done(run_dir: Path, events: Sequence[Mapping[str, Any]]) -> int:
     """Return the last step that the run is known to have completed, from its journal or its newest checkpoint."""
     reached = [event.get("step", 0) for event in events if event.get("kind") in ("step", "epoch")]
-    saved = list_checkpoints(run_dir / FOLDER)
+    saved = []
+    with contextlib.suppress(UsageError):  # a folder that cannot be read must not hide why the run ended
+        saved = list_checkpoints(run_dir / FOLDER)
     return max(*(step for step in reached if isinstance(step, int)), *saved, 0, 0)
 
 

@@ -18,7 +18,10 @@ from hpcdl.checkpoint.folders import CheckpointWriter, Snapshot
 from hpcdl.comm import threads
 from hpcdl.comm.threads import alone
 from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.core.records.run_record import read_record, write_record
 from hpcdl.core.storage import files
+from hpcdl.run.ended import note_lost
+from tests.report.synthetic import make_record
 
 FILES = ["shared.npz", "rank-0.npz", "checkpoint.json"]
 
@@ -113,6 +116,15 @@ def test_without_permission_nothing_counts_as_damaged(
     with pytest.raises(UsageError, match=f"{name}.* permission denied; .*chmod -R u\\+rwX .*checkpoints$"):
         checkpoints.newest_valid(tmp_path, warnings)
     assert not warnings
+
+
+def test_without_permission_the_reason_why_a_run_ended_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As above, root may list everything, so that it is refused here."""
+    write(tmp_path, [1, 2])
+    write_record(tmp_path, make_record(status="running"))
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    note_lost(tmp_path, "its processes were killed")
+    assert read_record(tmp_path).message == "its processes were killed"
 
 
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), name=st.sampled_from(FILES))

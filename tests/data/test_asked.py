@@ -419,9 +419,7 @@ def test_images_and_masks_are_pairs(tmp_path: Path) -> None:
         make(tmp_path / "s", tmp_path / "lost", input="images=image", target="masks=mask")
 
 
-@pytest.mark.parametrize(
-    ("white", "line"), [(255, "mask: 2 different numbers (0, 255): as classes they need"), (1, "")]
-)
+@pytest.mark.parametrize(("white", "line"), [(255, "mask: 2 numbers seen (0, 255): as classes they need"), (1, "")])
 def test_masks_in_files_that_are_black_and_white_are_shown(white: int, line: str, tmp_path: Path) -> None:
     for number in range(4):
         for folder, pixels in (("images", np.full((6, 6, 3), number)), ("masks", np.eye(6) * white)):
@@ -716,12 +714,12 @@ def test_what_training_makes_of_numbers_is_shown(dtype: str, line: str, tmp_path
 
 MASKS = np.eye(8, dtype=np.uint8)[None].repeat(6, 0)
 ODD = {
-    "masks of 0 and 255": ({"y": MASKS * 255}, "y: 2 different numbers (0, 255): "
+    "masks of 0 and 255": ({"y": MASKS * 255}, "y: 2 numbers seen (0, 255): "
         "as classes they need a network of 256 outputs; for classes write 0 to 1"),
-    "masks with -1": ({"y": MASKS.astype(np.int8) - 1}, "y: 2 different numbers (-1, 0); for"),
+    "masks with -1": ({"y": MASKS.astype(np.int8) - 1}, "y: 2 numbers seen (-1, 0); for"),
     "masks of 0 and 1": ({"y": MASKS}, ""),
-    "one quantity": ({"y": np.full(6, 2.5)}, "y: every value is 2.5: there is nothing to learn from it"),
-    "zeros": ({"x": np.zeros((6, 4), np.float32)}, "x: every value is 0: there is nothing to learn from it"),
+    "one quantity": ({"y": np.full(6, 2.5)}, "y: all values seen are 2.5: is there anything to learn from them?"),
+    "zeros": ({"x": np.zeros((6, 4), np.float32)}, "x: all values seen are 0: is there anything to learn from them?"),
     "zeros among others": ({"x": np.array([[0, n] for n in range(6)], np.float32)}, ""),
     "pictures of 16 bits": ({"x": RANDOM.integers(0, 4096, (6, 8, 8, 1)).astype(np.uint16)}, "fed as they are"),
 }  # fmt: skip

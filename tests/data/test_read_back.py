@@ -151,6 +151,15 @@ def test_classes_have_the_names_that_a_list_beside_the_labels_gives(kind: str, f
     assert "not used" not in plan and "renumbered" not in plan
 
 
+@pytest.mark.parametrize("attribute", [np.zeros(0, "S3"), 3, np.arange(3)], ids=["empty", "number", "numbers"])
+def test_attributes_that_list_no_classes_are_passed_over(attribute: Any, tmp_path: Path) -> None:
+    hdf5(tmp_path / "a.h5", images=np.ones((12, 8, 8, 3), np.uint8), y=Y, class_names=ANIMALS.astype("S"))
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        file["y"].attrs["classes"] = attribute
+        file["label_names"] = np.zeros(0, "S3")
+    assert list(report(tmp_path / "a.h5", tmp_path / "out").manifest.class_names) == ANIMALS.tolist()
+
+
 def test_a_list_that_may_count_from_0_or_1_gives_no_names(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=X, y=Y + 1, class_names=np.array(["a", "b", "c", "d"]))
     plan = " ".join(plan_of(tmp_path / "a.npz"))

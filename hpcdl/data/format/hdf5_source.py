@@ -193,11 +193,16 @@ class ArrayFile:
         """Return the classes that an attribute of an array or of the file, or a data set beside it, lists."""
         with self._reading():
             data = self._found(name)[0]
-            beside = [data.parent.get(word) for word in called]
-            found = [own.attrs[word] for own in (data, self._file) for word in called if word in own.attrs]
-            found += [own[()] for own in beside if isinstance(own, h5py.Dataset) and h5py.check_string_dtype(own.dtype)]
-            lists = [np.ravel(own) for own in found if len(np.shape(own)) == 1 and np.shape(own) != data.shape[:1]]
-        return [text_of(word) for word in lists[0]] if lists and isinstance(lists[0][0], str | bytes) else []
+            held = [own.attrs[word] for own in (data, self._file) for word in called if word in own.attrs]
+            held += [own for word in called if isinstance(own := data.parent.get(word), h5py.Dataset)]
+            lists = [
+                values[:]
+                for values in held
+                if len(np.shape(values)) == 1
+                and np.shape(values) not in ((0,), data.shape[:1])
+                and values.dtype.kind in "OSU"
+            ]
+        return next(([text_of(word) for word in words] for words in lists if isinstance(words[0], str | bytes)), [])
 
     def place(self, name: str, copy: Path) -> tuple[Path, int]:
         """Return a file that stores an array contiguously, and its offset there: this file, or the new `copy`."""

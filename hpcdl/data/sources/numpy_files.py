@@ -420,7 +420,7 @@ def _placed(path: Path, offset: int, shown: str) -> tuple[PlacedArray, bool]:
             raise SourceError(f"{shown} is not a numpy array{pickled or f': {_one_line(error)}'}") from error
         position = file.tell()
     if dtype.hasobject:
-        raise SourceError(f"{shown} holds Python objects; save plain numbers")
+        raise SourceError(f"{shown} holds Python objects; save plain numbers or text, or leave it out with --leave-out")
     if min(shape, default=0) < 0 or not dtype.itemsize:
         raise SourceError(f"{shown} is not a numpy array: it has the shape {shape} of {dtype}")
     return PlacedArray(path=path, offset=position, shape=tuple(shape), dtype=dtype), bool(column_first)

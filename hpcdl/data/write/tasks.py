@@ -61,7 +61,7 @@ _ERRORS = {error.__name__: error for error in (HpcdlError, UnreadableSample, Sou
 def write_all(
     settings: WriterSettings, tasks: Sequence[Task], num_samples: int, workers: int, on_samples: OnSamples
 ) -> Generator[ShardResult]:
-    """Write the shards `tasks`, `num_samples` in all, of the job in the place's target with up to `workers` processes.
+    """Write the shards `tasks`, `num_samples` in all, of the target's job with up to `workers` processes.
 
     `on_samples` gets the numbers of samples written. A caller that stops early must close the generator to end the
     writing.

@@ -118,7 +118,7 @@ class FieldSource:
             dtype=fields[0].dtype,
             stamps=[stamp_of(array.path) for array in flat],
             fields=fields,
-            arrays=[_place(array) for array in flat],
+            arrays=[_location(array) for array in flat],
             remarks=[*remarks, *(f"left out: the split {name}" for name in left_out)],
             skipped=[name for column in columns for name in _unreadable(column).values()],
             left_out=left_out,
@@ -561,7 +561,7 @@ def _unreadable(column: Sequence[PlacedArray]) -> Mapping[int, str]:
     return {number: name for array in column for number, name in array.unreadable.items()}
 
 
-def _place(array: PlacedArray) -> ArrayLocation:
+def _location(array: PlacedArray) -> ArrayLocation:
     return ArrayLocation(
         file=str(array.path),
         offset=array.offset,

@@ -352,7 +352,8 @@ class ColumnSource(FieldSource):
             for start, width, column in zip(places, widths, columns, strict=False):
                 at = column.offset + first * width * column.dtype.itemsize
                 values = np.fromfile(column.path, column.dtype, len(rows) * width, offset=at)
-                rows[:, start : start + width] = values.reshape(len(rows), width)
+                with np.errstate(over="ignore"):  # what float32 cannot hold is refused as not finite
+                    rows[:, start : start + width] = values.reshape(len(rows), width)
             yield rows
 
     def _packed(self, columns: Mapping[str, TableColumn]) -> tuple[list[str], str]:

@@ -119,7 +119,7 @@ def mark_of_missing(name: str, dtype: np.dtype[Any], rows: Callable[[], Iterable
         np.fmax.reduce([smallest for _, smallest in bounds]),
     )
     if low.min() == high.max() and sum(map(len, rows())) > 1:
-        return f"{name}: every value is {low[0]:g}: there is nothing to learn from it"
+        return f"{name}: all values seen are {low[0]:g}: is there anything to learn from them?"
     mark = np.where(np.isin(low, marks), low, high)
     places = np.flatnonzero(np.isin(mark, marks))
     if not len(places):
@@ -159,7 +159,11 @@ def as_fed(field: Field, arrays: Sequence[PlacedArray]) -> str:
     if field.dtype == "uint8":
         what = "scaled to 0..1, as pictures are" if is_picture(field.shape) else "fed as they are"
         return f"{field.name}: bytes, {what} in training; train --scale chooses"
-    if np.dtype(field.dtype).kind in "iu":
+    dtype = np.dtype(field.dtype)
+    if dtype.kind in "iu" and dtype.itemsize <= 2:  # exact in float32, so that nothing has to be read
+        line = f"{field.name}: {field.dtype}, fed as they are; pixels saved as uint8 are scaled to 0..1"
+        return line if is_picture(field.shape) else ""
+    if dtype.kind in "iu":
         most = max(largest(chunk) for array in arrays for chunk in array.chunks())
         if most > EXACT:
             return f"{field.name}: whole numbers up to {most}, and training rounds those over {EXACT} to float32"
@@ -181,7 +185,7 @@ def mask_with_gaps(name: str, chunks: Iterable[Array]) -> str:
         return ""
     numbers = ", ".join(map(str, sorted(found)[:_NUMBERS_SHOWN])) + (", ..." if len(found) > _NUMBERS_SHOWN else "")
     outputs = f": as classes they need a network of {max(found) + 1} outputs" if min(found) >= 0 else ""
-    return f"{name}: {len(found)} different numbers ({numbers}){outputs}; for classes write 0 to {len(found) - 1}"
+    return f"{name}: {len(found)} numbers seen ({numbers}){outputs}; for classes write 0 to {len(found) - 1}"
 
 
 def largest(values: Array) -> int:

@@ -25,6 +25,7 @@ from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import Observed
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import CorruptError, HpcdlError
+from hpcdl.core.processes.collector import no_collection
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records.run_record import HistoryPoint, RunRecord, from_json, write_record
 from hpcdl.core.storage.disk import replacing
@@ -91,7 +92,7 @@ def run_worker(
     over the workers, and at the end over all ranks.
     """
     with contextlib.ExitStack() as resting:  # garbage collection takes a fifth of the time for building and tracing
-        resting.enter_context(runtime.no_collection())
+        resting.enter_context(no_collection())
         return _run_worker(
             run_plan, communicator, context, run_dir, started, on_event, watch, injection, shrunk, resting.close
         )

@@ -23,6 +23,7 @@ from hpcdl import __version__
 from hpcdl.cluster.environment import placement
 from hpcdl.cluster.supervise import BINDING_VARIABLE
 from hpcdl.core.paths import check_backend
+from hpcdl.core.processes.collector import no_collection
 from hpcdl.node import accelerators
 from hpcdl.node.binding import apply_planned
 from hpcdl.node.engine import is_preloaded
@@ -188,18 +189,6 @@ def _annotations_compiled_once() -> Iterator[None]:
         yield
     finally:
         vars(typing).pop("compile", None)
-
-
-@contextlib.contextmanager
-def no_collection() -> Iterator[None]:
-    """Inside, Python's garbage collector is off."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @contextlib.contextmanager

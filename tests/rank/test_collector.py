@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.supervision.runtime import no_collection
+from hpcdl.core.processes.collector import no_collection
 from tests.conftest import CommandLine
 
 NOTING = """

@@ -14,10 +14,11 @@ from hpcdl.config.load import all_settings
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.settings import NOTHING
 from hpcdl.core.errors import CorruptError, UsageError, suggestion
+from hpcdl.core.processes.collector import no_collection
 from hpcdl.core.records.from_json import partly, read_as
 from hpcdl.core.records.run_record import FILE_NAME, RUNNING, SCHEMA, RunRecord, state_of
 from hpcdl.core.units import IMAGES
-from hpcdl.report.runs.sources import find_run_dirs, run_name, uncollected
+from hpcdl.report.runs.sources import find_run_dirs, run_name
 
 FACTS = (
     "status", "strategy", "model", "data", "ranks", "workers", "servers", "nodes", "batch_per_rank", "global_batch",
@@ -57,7 +58,7 @@ class ListedRun:
 def list_runs(folder: Path) -> tuple[list[ListedRun], list[str]]:
     """Return the runs at or below `folder`, oldest first, and a line for each unreadable record."""
     runs, unreadable = [], []
-    with uncollected():
+    with no_collection():
         for run_dir in find_run_dirs(folder):
             try:
                 record = read_flat(run_dir)

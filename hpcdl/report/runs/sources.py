@@ -5,17 +5,16 @@ Also the bandwidth of the network, as the user gives it or `hpcdl bench allreduc
 
 from __future__ import annotations
 
-import gc
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
 
 from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.core.processes.collector import no_collection
 from hpcdl.core.progress import NullProgress, Progress
 from hpcdl.core.records.run_record import FILE_NAME, read_record, state_of
 from hpcdl.core.storage.files import read_json
@@ -104,7 +103,7 @@ def gather(
         for path, run_dir in named:
             once.setdefault(resolved[path] / run_dir.relative_to(path), (path, run_dir))
         named = list(once.values())
-    with uncollected():
+    with no_collection():
         records = _read_all(_named(named), bar or NullProgress())
     copies = _copies(record for record in records if isinstance(record, Run))
     kept_pairs = [pair for pair in zip(named, records, strict=True) if id(pair[1]) not in copies]
@@ -183,18 +182,6 @@ def _read(path: Path, run_dir: Path, name: str) -> Run | Inferred | str:
         return str(error)
     state = state_of(run_dir, run.status)
     return run if state == run.status else replace(run, status=state)
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Disable garbage collection: records have no cycles, and scanning thousands of them took a third of the time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def run_name(path: Path, run_dir: Path) -> str:

@@ -153,6 +153,8 @@ def read_pbs(script: str) -> dict[str, Any]:
         ("pbs", NodeWishes(gres="gpu:4"), "such as ngpus=4"),
         ("pbs", NodeWishes(qos="long"), "--qos is Slurm's"),
         ("pbs", NodeWishes(mem="8 G:x"), "--mem '8 G:x'"),
+        ("pbs", NodeWishes(mem="64"), "--mem '64': PBS takes a number with a unit"),
+        ("slurm", NodeWishes(mem="64"), "--mem 64: Slurm takes it as 64 MB; write 64G or 64M"),
     ],
 )
 def test_wishes_that_a_system_cannot_take_are_refused(launcher: str, wishes: NodeWishes, reported: str) -> None:

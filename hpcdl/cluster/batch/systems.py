@@ -124,6 +124,8 @@ def _slurm_directives(request: JobRequest) -> list[str]:
     options += [f"--partition={_quoted(request.partition)}"] if request.partition else []
     options += [f"--account={_quoted(request.account)}"] if request.account else []
     wanted = request.nodes_wanted
+    if re.fullmatch("[1-9][0-9]{0,2}", wanted.mem):  # TensorFlow alone takes 1 GB; 0 is all memory of a node
+        raise UsageError(f"--mem {wanted.mem}: Slurm takes it as {wanted.mem} MB; write {wanted.mem}G or {wanted.mem}M")
     options += [f"--cpus-per-task={wanted.cpus_per_task}"] if wanted.cpus_per_task else []
     options += ["--exclusive"] if wanted.exclusive else []
     options += [f"--{name}={_quoted(value)}" for name in _SLURM_OPTIONS if (value := getattr(wanted, name))]
@@ -192,7 +194,7 @@ def _pbs_directives(request: JobRequest) -> list[str]:
     for what in ("constraint", "gres"):
         if not re.fullmatch(r"([A-Za-z]\w*=[\w.@+-]+(:(?=.))?)*", value := getattr(wanted, what)):
             raise UsageError(f"--{what} {value!r}: PBS takes resources of a node there, such as ngpus=4")
-    if wanted.mem and not re.fullmatch(r"[0-9]+(\.[0-9]+)?[kmgtKMGT]?[bB]?", wanted.mem):
+    if wanted.mem and not re.fullmatch(r"[0-9]+(\.[0-9]+)?[kmgtKMGT][bB]?", wanted.mem):  # without a unit: bytes
         raise UsageError(f"--mem {wanted.mem!r}: PBS takes a number with a unit, such as 64gb")
     for what, value in (("partition", request.partition), ("account", request.account)):
         if re.search(r"[^\w.@+-]", value):

@@ -110,7 +110,9 @@ def test_two_runs_side_by_side(ask_hpcdl: CommandLine) -> None:
     measured = [record["images_per_second"] for record in (first, second)]
     assert [rate["first"], rate["second"]] == measured and "optimizer" not in reported
     assert rate["ratio"] == pytest.approx(measured[1] / measured[0])
-    shown = ask_hpcdl(["diff", STUDY / RING, STUDY / SERVERS]).out
+    compared = ask_hpcdl(["diff", STUDY / RING, STUDY / SERVERS])
+    shown = compared.out
+    assert "one run each: runs of one setting differ too" in compared.err
     assert max(map(len, shown.splitlines()[2:])) <= 80 and f"x {measured[1] / measured[0]:.3f}" in shown
     same = ask_hpcdl(["diff", STUDY / RING, STUDY / RING])
     assert same.code == 0 and same.out.startswith("no difference")

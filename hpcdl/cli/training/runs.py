@@ -150,6 +150,8 @@ def diff(first: RunArgument, second: RunArgument, json: JsonFlag = False) -> Non
     ]  # fmt: skip
     put(f"first: {first}\nsecond: {second}")
     print_table(("kind", "what", "first", "second", "ratio"), rows)
+    if any(difference.ratio is not None for difference in compared):
+        say("one run each: runs of one setting differ too; `hpcdl report` of three or more of each says by how much")
     say(f"next: {typed('report', first, second, '--out', 'report')}")
 
 

@@ -84,6 +84,7 @@ class Turn(AtOnce):
         if self._began is None:
             return
         (began_s, began_processor_s), self._began = self._began, None
+        # Processor time: wall time includes the times in which the kernel gave the core to a step.
         now_s, took_s = time.monotonic(), time.thread_time() - began_processor_s
         fitted = self._in_gap and self._gaps.open_since_s is not None  # not if it outlasts its gap
         if fitted:
@@ -100,7 +101,7 @@ class Turn(AtOnce):
             if self._waits:
                 self._waits = False
                 self._gaps.wanted -= 1
-                self._gaps.changed.notify_all()
+                self._gaps.changed.notify_all()  # the job's thread may wait for a gap
 
     def end(self) -> None:
         """End the job."""
@@ -109,7 +110,7 @@ class Turn(AtOnce):
         self._keep(math.inf, math.inf, False)
 
     def _wants(self) -> bool:
-        return self._waits and threading.main_thread().is_alive()
+        return self._waits and threading.main_thread().is_alive()  # at exit Python joins this thread, and no gap comes
 
     def _keep(self, began_s: float, ended_s: float, fitted: bool) -> None:
         """Record a span; adjacent slices are merged into one."""
@@ -148,7 +149,7 @@ class BackgroundJob:
     def wait(self) -> None:
         """Return when the work is done, without further waiting for gaps; raise its error if it failed."""
         self._turn.hurry()
-        if self.thread.ident is not None:
+        if self.thread.ident is not None:  # with `off` it never starts, and cannot be joined
             self.thread.join()
         if self._failure is not None:
             failure, self._failure = self._failure, None

@@ -212,6 +212,7 @@ class CheckpointWriter:
             if not problem:
                 files = self._write_arrays(temporary, snapshot, turn)
         except OSError as error:
+            # Not raised: the other ranks wait for this one in the next gather.
             problem = f"{error.strerror or error} (rank {self._communicator.rank} on {self._communicator.host})"
         gathered = self._gather(turn, [problem, files])
         problem = next((text for text, _ in gathered if text), "")
@@ -249,10 +250,11 @@ class CheckpointWriter:
                 raise OSError(problem)
             document = {"schema": SCHEMA, "step": snapshot.step, "facts": snapshot.facts, "files": files}
             write_json(temporary / MANIFEST, {**document, "digest": own_digest(document)})
-            remove(self._folder, snapshot.step)
+            remove(self._folder, snapshot.step)  # a damaged one, which resuming skipped, may have the name
             move(temporary, folder_of(self._folder, snapshot.step))
+            # After the rename: a note about a checkpoint that failed would make a later --resume refuse.
             touch(self._folder.with_name(SAVED), f"{snapshot.step}\n".encode())
-            self._remove_old(snapshot.step)
+            self._remove_old(snapshot.step)  # last: until the rename it may be the only valid one
         except OSError as error:
             if temporary.name != FOLDER:  # the temporary folder exists
                 remove_folder(temporary, HOLDS)
@@ -397,10 +399,12 @@ def _files_in(document: Mapping[str, Any], folder: Path, kind: type[Facts] | Non
     """
     if "digest" in document and document["digest"] != own_digest(document):
         raise ValueError("its digest does not fit its content")
+    # `isinstance` would let True pass as step 1.
     if type(document["step"]) is not int or folder_of(folder.parent, document["step"]) != folder:
         raise ValueError(f"it is that of step {document['step']!r}")
     check_facts(document["facts"], kind)
     files = {str(name): (size, digest) for name, (size, digest) in document["files"].items()}
+    # A name with a slash would lead out of the folder.
     if SHARED_FILE not in files or any(Path(name).name != name for name in files):
         raise ValueError(f"it lists {', '.join(files)}")
     return files
@@ -409,6 +413,7 @@ def _files_in(document: Mapping[str, Any], folder: Path, kind: type[Facts] | Non
 def own_digest(document: Mapping[str, Any]) -> str:
     """Return the BLAKE2b of a checkpoint.json's canonical JSON without its own digest."""
     content = {key: value for key, value in document.items() if key != "digest"}
+    # Sorted and compact: the file itself is indented, and its digest must not depend on the layout.
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
 
@@ -444,14 +449,17 @@ def write_arrays(path: Path, arrays: Mapping[str, Array], turn: AtOnce | None = 
     turn = turn or AtOnce()
     with creating(path) as file:
         hashed = _Hashed(file)
+        # It cannot seek, so zipfile never goes back to fill in sizes that are hashed already.
         with zipfile.ZipFile(hashed, "w") as archive:
             for name, array in arrays.items():
+                # Slices of its buffer are written: a transposed view has another order than its header says.
                 _write_array(archive, name, numpy.asarray(array, order="C"), turn)
         turn.pause()  # waiting for the disk is not work
     return hashed.size, hashed.digest.hexdigest()
 
 
 def _write_array(archive: zipfile.ZipFile, name: str, array: Array, turn: AtOnce) -> None:
+    # The size is unknown at this point, and without ZIP64 zipfile fails at 2 GiB.
     with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
         numpy.lib.format.write_array_header_1_0(member, numpy.lib.format.header_data_from_array_1_0(array))
         content = array.reshape(-1).view(numpy.uint8).data
@@ -463,6 +471,7 @@ def _write_array(archive: zipfile.ZipFile, name: str, array: Array, turn: AtOnce
 def check_room(folder: Path, num_bytes: int) -> None:
     """Raise OSError if `num_bytes` more would leave less than a tenth of the storage of `folder` free."""
     space = os.statvfs(folder)
+    # f_bavail, not f_bfree: some blocks are reserved for root.
     free = space.f_bavail * space.f_frsize - int(_RESERVE * space.f_blocks * space.f_frsize)
     if num_bytes > free:
         raise OSError(f"{format_bytes(num_bytes)} are needed, {format_bytes(max(0, free))} may be taken")
@@ -474,6 +483,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
         check_stored(path)
         with numpy.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
+    # MemoryError: a damaged header can claim a shape of any size.
     except (OSError, ValueError, EOFError, KeyError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
         raise CorruptError(f"checkpoint file {path} is damaged: {error}") from error
 

@@ -70,6 +70,7 @@ class CheckpointInterval:
             "node_mtbf_seconds": self._node_mtbf_s,
             "nodes": self._num_nodes,
         }
+        # Before the first report the ratio is 0, so that the first choice is always reported.
         if 1 / _REPORT_AGAIN < self.seconds / (self._reported_s or math.inf) < _REPORT_AGAIN:
             return ""
         self._reported_s = self.seconds

@@ -100,7 +100,10 @@ def guarded(folder: Path, run_dir: Path) -> Iterator[None]:
     note = run_dir / FOLDER / _NOTE
     make_folder(note.parent)
     write_text(note, str(folder))
+    # -P: Python must not import a file in the current folder with the name of a standard module.
     line = [sys.executable, "-P", "-S", "-c", _GUARD, str(folder)]
+    # A session of its own: Ctrl-C and signals to the job's process group do not end the guard. Its input ends with this
+    # process, also after SIGKILL.
     with subprocess.Popen(line, stdin=subprocess.PIPE, start_new_session=True) as guard:
         assert guard.stdin is not None
         try:
@@ -163,7 +166,7 @@ class LocalCopies:
 
         If a step takes `step_s`, it may wait for gaps for up to a tenth of the steps until the next copy.
         """
-        self._copied = snapshot.step
+        self._copied = snapshot.step  # also if copying has failed here: `due` must agree on all ranks
         if self._failed and not self._redundancy.needs_all:
             return
         patience_s = min(PATIENCE * self._every * step_s, self._redundancy.most_patience_s)
@@ -258,7 +261,7 @@ class LocalCopies:
     def _write(self, snapshot: Snapshot, turn: Turn) -> None:
         arrays = {f"shared:{name}": array for name, array in snapshot.shared.items()}
         arrays |= {f"own:{name}": array for name, array in snapshot.own.items()}
-        missing = KEPT + 1 - len(steps_in(self.folder, self._rank))
+        missing = KEPT + 1 - len(steps_in(self.folder, self._rank))  # the new copy exists before the oldest is removed
         check_room(self.folder, missing * sum(array.nbytes for array in arrays.values()))
         size, content = write_arrays(self._file(snapshot.step, "npz"), arrays, turn)
         document = {"schema": SCHEMA, "step": snapshot.step, "facts": snapshot.facts, "size": size, "content": content}
@@ -270,7 +273,7 @@ class LocalCopies:
         return _file(self.folder, step, self._rank, suffix)
 
     def _remove(self, step: int) -> None:
-        for suffix in ("json", "npz"):
+        for suffix in ("json", "npz"):  # a kill in between leaves no document without its data
             remove_file(self._file(step, suffix))
 
 
@@ -334,7 +337,7 @@ def _make(folder: Path, run_dir: Path) -> None:
         if path != folder:
             with contextlib.suppress(OSError, ValueError):
                 _remove_abandoned(path)
-    folder.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)  # /dev/shm is open to all: another user may have this name
     if not _is_mine(folder):
         raise PermissionError(f"{folder} is a link, or another user's")
     write_text(folder / _OWNER, str(run_dir.resolve()))
@@ -413,6 +416,7 @@ def plan_for(step: int, holdings: Sequence[Holding]) -> RecoveryPlan | None:
             plan.where.setdefault(rank, holding.leader)
     missing = set(range(num_ranks)) - set(plan.where)
     while missing:
+        # The lowest rank first: all ranks must compute the same plan in the same order.
         rebuild = next(filter(None, (_rebuild_of(rank, holdings) for rank in sorted(missing))), None)
         if rebuild is None:
             return None
@@ -435,6 +439,7 @@ def _rebuild_of(rank: int, holdings: Sequence[Holding]) -> Rebuild | None:
             for member in holdings
             if member.parity is not None
             and member.parity.hosts == holding.parity.hosts
+            # A node with a damaged copy cannot give its chunks: the XOR would spoil the others.
             and _ranks_of(member.parity.nodes[member.parity.index]) <= set(member.ranks)
         }
         needed = [node for node in range(len(holding.parity.nodes)) if node != lost]
@@ -472,7 +477,7 @@ def recover(folder: Path, communicator: Communicator, behind: int, log: Callable
             sources = " and ".join(host for number, host in enumerate(gone.hosts) if number != rebuild.lost)
             log(f"what {gone.hosts[rebuild.lost]} held of step {plan.step} is made again from the memory of {sources}")
     for rank, holder in sorted(plan.where.items()):
-        reader = hosts.index(hosts[rank % communicator.size])
+        reader = hosts.index(hosts[rank % communicator.size])  # the first rank of its node: one transfer per node
         if reader != holder:
             _hand_over(folder, plan.step, rank, communicator, holder=holder, reader=reader)
     communicator.barrier()  # the other ranks of a node read what its first rank received
@@ -514,7 +519,7 @@ def _make_again(folder: Path, step: int, rebuild: Rebuild, communicator: Communi
     assert own_parity is not None
     stripes = {stripe: contribution(folder, names, own_parity, stripe) for stripe in _stripes(own_parity, rebuild.lost)}
     for holder in rebuild.holders[1:]:
-        for total in stripes.values():
+        for total in stripes.values():  # one tag is enough: MPI keeps the order between two ranks
             incoming = numpy.zeros_like(total)
             communicator.irecv(incoming, holder.leader, _RECOVERY_TAG).wait()
             numpy.bitwise_xor(total, incoming, out=total)

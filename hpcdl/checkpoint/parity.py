@@ -187,6 +187,7 @@ class GroupParity:
 
     def _keep(self, folder: Path, names: str, nodes: list[Files], turn: AtOnce) -> None:
         """Exchange the data of `nodes`, and write this node's parity of it; log if there is no room."""
+        # The stripes of all nodes need one length, that of the largest; shorter data count as zeros.
         length = -(-max(map(size_of, nodes)) // (len(nodes) - 1))
         index = self._own_group.index(self._group.host)
         parity = Parity(index=index, hosts=self._own_group, nodes=nodes, length=length)
@@ -196,13 +197,14 @@ class GroupParity:
             for first in range(0, length, _SLICE_BYTES):
                 last = min(first + _SLICE_BYTES, length)
                 outgoing = parity.chunk(folder, index, to, first, last)
+                # The sender computes the same numbers, so no message about sizes is needed.
                 begin, end = parity.edges(source, index, first, last)
                 incoming = numpy.zeros(end - begin, numpy.uint8)
                 self._swap(turn, outgoing, to, incoming, source)
                 added = total[first : first + incoming.size]
                 numpy.bitwise_xor(added, incoming, out=added)
         try:
-            check_room(folder, length)
+            check_room(folder, length)  # only now: without room this node must still send
             write_parity(folder, names, parity, total, ranks=self._group.size, turn=turn)
         except OSError as error:
             self._log_once(f"{self._group.host} keeps no parity in {folder}: {error.strerror or error}")
@@ -214,6 +216,7 @@ class GroupParity:
         """
         requests = []
         if incoming.size:
+            # Posted first, so that MPI receives into this buffer and keeps no copy of an unexpected message.
             requests.append(self._group.irecv(incoming, self._leader(self._own_group[source]), _TAG))
         if outgoing.size:
             requests.append(self._group.isend(outgoing, self._leader(self._own_group[to]), _TAG))
@@ -284,6 +287,7 @@ def from_document(document: Mapping[str, Any]) -> Parity:
     return Parity(
         index=int(document["index"]),
         hosts=[str(host) for host in document["hosts"]],
+        # `.name`: no document may lead `write_files` out of its folder.
         nodes=[[(Path(str(name)).name, int(size)) for name, size in files] for files in document["nodes"]],
         length=int(document["length"]),
     )
@@ -292,7 +296,7 @@ def from_document(document: Mapping[str, Any]) -> Parity:
 def contribution(folder: Path, names: str, parity: Parity, stripe: int) -> Array:
     """Return a surviving node's contribution to a stripe of the lost node's chunk; `parity.length` bytes."""
     padded = numpy.zeros(parity.length, numpy.uint8)
-    if stripe == parity.index:
+    if stripe == parity.index:  # its own parity holds the lost chunk, XORed with the chunks that the others contribute
         return read_arrays(_paths(folder, names)[0])["parity"]
     chunk = parity.chunk(folder, parity.index, stripe)
     padded[: chunk.size] = chunk

@@ -27,6 +27,7 @@ def reader(variables: Sequence[Any]) -> Reader:
 
     Reading them one by one takes as long as copying them.
     """
+    # Resource handles: reading them in the traced function gives the values at the time of each call.
     handles = [variable.value for variable in variables]
     read = tf.function(lambda: [handle.read_value() for handle in handles], autograph=False).get_concrete_function()
     read()  # the first call does the set-up for later calls
@@ -72,13 +73,15 @@ def assign(variables: Sequence[Any], arrays: Mapping[str, Array], prefix: str) -
 
 def seed_variables(model: keras.Model) -> list[Any]:
     """Return the random states of the model's layers (such as dropout); each rank has its own."""
+    # By id: Keras variables have no hash, and == compares their elements. Keras counts seed states among a model's
+    # `variables`, not among its `weights`.
     weight_ids = {id(variable) for variable in model.weights}
     return [variable for variable in model.variables if id(variable) not in weight_ids]
 
 
 def moving_statistics(model: keras.Model) -> dict[int, Any]:
     """Return the weights without gradients (batch normalisation's means and variances), by position in `weights`."""
-    trainable = {id(variable) for variable in model.trainable_weights}
+    trainable = {id(variable) for variable in model.trainable_weights}  # by id, as in seed_variables
     return {index: variable for index, variable in enumerate(model.weights) if id(variable) not in trainable}
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
 
 
-AGREE_EVERY_S = 0.1
+AGREE_EVERY_S = 0.1  # an agreement in every step costs a small network a percent
 CALIBRATION_STEPS = (5, 50)
 """After this many steps the workers measure how many steps fit into the interval; the first steps are slow."""
 
@@ -128,11 +128,13 @@ class Control:
         carried = self._worker.agreed()
         if carried is not None:
             flags = self._granted(carried)
+            # After `_granted`, or a save that was agreed just now would be requested again.
             self._worker.set_flags(self._own())
             return flags
         if self._group.size == 1:
             return self._granted(self._own())
         self._steps += num_steps
+        # `free_steps` ends at these steps, so that no rank jumps over one.
         if self._steps in CALIBRATION_STEPS:
             self._calibrate()
         if self._steps % self._interval:
@@ -161,7 +163,7 @@ class Control:
         now_s = time.monotonic()
         step_s = (now_s - self._calibrated_at_s) / (self._steps - self._calibrated)
         self._calibrated, self._calibrated_at_s = self._steps, now_s
-        slowest = max(self._group.allgather_json(step_s))
+        slowest = max(self._group.allgather_json(step_s))  # every rank must compute the same interval
         self._interval = max(1, math.floor(AGREE_EVERY_S / slowest))
 
 
@@ -183,6 +185,7 @@ def check_same_weights(variables: Mapping[str, Any], group: Communicator, when: 
     gathered = group.allgather_json([digest_of(variable) for variable in variables.values()])
     names = [*variables, *["a variable that this rank has not got"] * max(map(len, gathered))]
     for name, column in zip(names, itertools.zip_longest(*gathered, fillvalue=""), strict=False):
+        # Without a majority the lowest rank counts as right.
         usual = max(set(column), key=lambda digest: (column.count(digest), -column.index(digest)))
         odd_ranks = [str(rank) for rank, digest in enumerate(column) if digest != usual]
         if odd_ranks:

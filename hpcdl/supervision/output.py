@@ -61,7 +61,7 @@ class WholeLines(io.RawIOBase):
     def _hand_on(self, end: int) -> None:
         lines, self._rest = self._rest[:end], self._rest[end:]
         while lines:
-            lines = lines[os.write(self._descriptor, lines) :]
+            lines = lines[os.write(self._descriptor, lines) :]  # write may take only a part
 
 
 def print_into(folder: Path, rank: int) -> int:
@@ -73,7 +73,7 @@ def print_into(folder: Path, rank: int) -> int:
     alone = PREFIXED_VARIABLE in os.environ
     name = f"{_RANK}{rank}" if alone else f"{_NODE}{socket.gethostname()}"
     for number, stream_name in enumerate(STREAMS, 1):
-        target = open_to_append(folder / f"{name}.{stream_name}")
+        target = open_to_append(folder / f"{name}.{stream_name}")  # appending: all ranks of the node share this file
         os.dup2(target, number)
         os.close(target)
     if not alone:
@@ -83,6 +83,7 @@ def print_into(folder: Path, rank: int) -> int:
 
 def _in_whole_lines(number: int) -> io.TextIOWrapper:
     lines = WholeLines(number)
+    # Also called by `leave` (rank/start.py), which skips the interpreter's own shutdown.
     atexit.register(lines.finish)
     errors = "backslashreplace" if number == 2 else None
     return io.TextIOWrapper(lines, encoding="utf-8", errors=errors, write_through=True)
@@ -97,7 +98,7 @@ class Output:
         self.warnings: set[str] = set()
         """hpcdl's warnings among what has been shown."""
         for path in self._files():
-            remove_file(path)
+            remove_file(path)  # of an earlier start, and shown then
 
     def _files(self) -> list[Path]:
         """Return the files by rank or node, stdout before stderr."""

@@ -55,6 +55,7 @@ def surviving_ranks(
     must remain the reported one.
     """
     monitor = world.monitor
+    # Shrinking waits for every living process, and one that was left behind does not take part.
     if alive := sorted(monitor.lost - world.dead()):
         text = f"rank {alive[0]} was left behind alive: no smaller group can be made without it"
         raise RankError(text, rank=alive[0], lost=True)

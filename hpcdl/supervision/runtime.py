@@ -43,7 +43,7 @@ def bind(local_rank: int) -> None:
     """Bind to the CPUs and memory that the launch plan assigns to this rank, before TensorFlow creates its threads."""
     cpus = planned_cpus(local_rank)
     if cpus:
-        os.sched_setaffinity(0, cpus)
+        os.sched_setaffinity(0, cpus)  # of this thread: those made later inherit it
     apply_planned(local_rank)
 
 
@@ -123,7 +123,7 @@ def silence() -> None:
     if not os.environ.get("HPCDL_VERBOSE"):
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-        sys.meta_path.insert(0, _QuietTensorflow())
+        sys.meta_path.insert(0, _QuietTensorflow())  # first, or Python's own finder loads it as usual
 
 
 class _QuietTensorflow(importlib.abc.MetaPathFinder):
@@ -138,7 +138,7 @@ class _QuietTensorflow(importlib.abc.MetaPathFinder):
         """Return the spec of TensorFlow; None for every other module, which leaves it to the next finders."""
         spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name == "tensorflow" else None
         if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
+            execute = spec.loader.exec_module  # each import has its own loader: no other module's is changed
 
             def quietly(module: ModuleType) -> None:
                 with _annotations_compiled_once(), _silent():
@@ -217,6 +217,7 @@ def configure(*, deterministic: bool, seed: int, precision: str = "float32") -> 
     import tensorflow as tf
 
     intra_op = 1 if deterministic else int(os.environ.get(INTRA_OP_VARIABLE, 0))
+    # Two: one operation may wait for the exchange while another computes.
     inter_op = 2 if deterministic else int(os.environ.get(INTER_OP_VARIABLE, 0))
     tf.config.threading.set_intra_op_parallelism_threads(intra_op)
     tf.config.threading.set_inter_op_parallelism_threads(inter_op)
@@ -225,6 +226,7 @@ def configure(*, deterministic: bool, seed: int, precision: str = "float32") -> 
     if deterministic:
         tf.config.experimental.enable_op_determinism()
     num_cpus = len(os.sched_getaffinity(0))
+    # With 0 TensorFlow takes one thread for each CPU of the affinity mask.
     return intra_op or num_cpus, inter_op or num_cpus
 
 

@@ -125,6 +125,7 @@ def diagnose(asker: Note, notes: Mapping[int, Note], hosts: Mapping[int, str], l
     reached = _reached(asker, overdue, notes, limits.stall_s / 2)
     waited = f"{asker.name} has waited for {format_seconds(overdue[0].age_s)} in {overdue[0].operation} ({asker.place})"
     silent = [rank for rank in reached if rank not in notes]
+    # A living rank answers an alarm at its next check, so a note that is still missing is no delay.
     if silent:
         rank, host = silent[0], hosts.get(silent[0], "a host unknown yet")
         why = "stopped, swapped out, or its node is gone or cut off"
@@ -158,6 +159,7 @@ def processor_wanted_s() -> float:
     for task in Path("/proc/self/task").iterdir():
         if int(task.name) != threading.get_native_id():
             with contextlib.suppress(OSError, IndexError):  # the thread ended, or the kernel lacks these statistics
+                # The second number: nanoseconds that the task was ready to run, and waited for a core.
                 waited_ns += int((task / "schedstat").read_text().split()[1])
     return time.process_time() + waited_ns / 1e9
 
@@ -285,7 +287,7 @@ class Watchdog:
     def _run(self) -> None:
         looked_s = time.monotonic()
         while not self._rested():
-            if self.monitor.cut_off:
+            if self.monitor.cut_off:  # its files would show to others that it is alive
                 continue
             with contextlib.suppress(OSError):  # a failing disk is no reason to end a healthy run
                 self._glance()
@@ -393,6 +395,7 @@ class Watchdog:
             seen_at = (self.folder.parent / VIEWED).stat().st_mtime
         except OSError:
             return False
+        # Only a change counts: the file system's clock may differ from this node's.
         if seen_at != self._view[0]:
             self._view = (seen_at, time.monotonic())
         return time.monotonic() - self._view[1] < VIEW_S
@@ -429,6 +432,7 @@ class Watchdog:
         before = [sample for sample in self._processor if now_s - sample[0] <= window_s]
         self._processor = [*before, (now_s, processor_wanted_s())]
         (first_s, before_s), (last_s, after_s) = self._processor[0], self._processor[-1]
+        # One sample shows nothing: assume that the rank computes, so that nobody calls it stuck.
         return (after_s - before_s) / (last_s - first_s) if last_s > first_s else 1.0
 
     def _judge(self, note: Note, alarm: str) -> None:
@@ -443,7 +447,7 @@ class Watchdog:
         elif self.actions.is_optional(verdict.cause) and verdict.kind in ("gone", "stuck", "busy"):
             self._on_lost(verdict)
         elif self._speaks(verdict):
-            lost = verdict.kind in ("gone", "stuck")
+            lost = verdict.kind in ("gone", "stuck")  # new ranks may take over; a busy rank, or a deadlock, would recur
             self.actions.end(RankError(verdict.text, rank=verdict.cause, host=verdict.host, lost=lost))
 
     def _report_once(self, verdict: Verdict) -> None:
@@ -453,6 +457,7 @@ class Watchdog:
 
     def _on_lost(self, verdict: Verdict) -> None:
         with contextlib.suppress(FileExistsError):
+            # Fails if another rank was faster: `on_lost` is called by one rank only.
             self._create(f"lost-{verdict.cause}", verdict.text)
             self.actions.on_lost(verdict.cause, verdict.text)
         self._learn_of_lost(self._names())
@@ -480,7 +485,7 @@ class Watchdog:
         try:
             self._create("verdict", verdict.text)
         except FileExistsError:
-            return self._over.wait(5.0) is False
+            return self._over.wait(5.0) is False  # by then the rank that spoke has ended this one
         return True
 
     def _answers(self, alarm: str) -> dict[int, Note]:
@@ -501,6 +506,7 @@ class Watchdog:
             return []
 
     def _raise_alarm(self) -> None:
+        # Unique, so that an answer to an earlier alarm of this rank does not count.
         name = f"{self.monitor.rank}.{uuid.uuid4().hex[:12]}"
         make_folder(self.folder)
         self._create(f"alarm-{name}", "")
@@ -548,8 +554,9 @@ def watchdog_of(
 def leave_without_lost(communicator: Observed) -> None:
     """If other ranks are gone, return once all survivors are done. If ranks were lost, exit here, without MPI."""
     if communicator.failed():
-        communicator.survivors().barrier()
+        communicator.survivors().barrier()  # the first process to exit makes some launchers kill the rest
     if communicator.monitor.lost:
+        # MPI_Finalize would wait for the lost ranks, and `os._exit` flushes nothing.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

@@ -129,7 +129,7 @@ class AsynchronousTrainer(Trainer):
             self._departure = departure
         if departure.reason == ERROR:
             parts.journal.write("message", text=f"warning: worker 0 leaves: {departure.text}")
-        with parts.seen.patiently():
+        with parts.seen.patiently():  # the others may work for long, and that is no stall
             self._replica.leave(stop=departure.stops_everybody)
         move_to_center(parts.worker, parts.trainable)
         departures = self._gather(departure)
@@ -150,6 +150,7 @@ class AsynchronousTrainer(Trainer):
         parts = self.parts
         departure = replace(own_departure, worker=parts.group.rank, steps=parts.outcome.steps_done)
         parts.outcome.num_lost = self._replica.num_lost
+        # The gather below would wait for lost ranks.
         parts.host.group = survivors(observe(parts.group), self._replica.num_lost)
         departures = [Departure(**leaver) for leaver in parts.group.allgather_json(vars(departure))]
         lost = set(range(self._num_workers)) - {leaver.worker for leaver in departures}
@@ -163,6 +164,7 @@ class AsynchronousTrainer(Trainer):
         present = departures[: self.parts.group.size]
         donors = [index for index, leaver in enumerate(present) if leaver.reason != ERROR]
         if donors and present[0].reason in (ERROR, SIGNAL):
+            # Ties go to the lowest index, so that all agree. It counts in the group of those present, not in the world.
             best = max(donors, key=lambda index: present[index].steps)
             broadcast_variables(self.parts.group, [*moving_statistics(self.parts.model).values()], best)
 
@@ -179,7 +181,7 @@ class AsynchronousTrainer(Trainer):
                     return Departure(reason=EVICTED)
                 if parts.outcome.steps_done % FLUSH_STEPS == 0:
                     parts.outcome.clock.flush()
-                if parts.group.rank != 0:
+                if parts.group.rank != 0:  # the rest of the loop evaluates and saves, which one worker does for all
                     continue
                 if time.monotonic() >= self._leaves_at:
                     return Departure(reason=TIME)
@@ -219,6 +221,7 @@ class AsynchronousTrainer(Trainer):
             first = next(leaver for leaver in departures if leaver.reason == ERROR)
             raise HpcdlError(f"every worker has left; worker {first.worker}: {first.text}")
         if parts.group.rank == 0:
+            # Until here it counts this worker's own steps; the checkpoint is the center's.
             parts.host.position.step = parts.host.steps_done()
             parts.saver.save(count=self._replica.count)
             parts.leave_early(reason, parts.host.position.step)

@@ -118,7 +118,7 @@ def _pace_keeper(run_plan: RunPlan, hosts: Sequence[str], watch: Watchdog) -> Pa
         folder=watch.folder,
         window_s=config.safety.stall_timeout / WINDOWS,
         shares=[run_plan.weight_of(rank) for rank in range(num_workers)],
-        log=lambda text: watch.actions.log(text),
+        log=lambda text: watch.actions.log(text),  # looked up at each call: run_worker replaces it
         eviction=None if evict_slow is None else Eviction(factor=evict_slow, enough=enough, leave=leave),
     )
 

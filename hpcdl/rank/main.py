@@ -40,7 +40,7 @@ from hpcdl.supervision.watchdog import STALL_TIMEOUT_S, Actions, Limits, Watchdo
 
 def main() -> None:
     """Entry point of a training rank."""
-    StopRequest().install()
+    StopRequest().install()  # first of all: until a handler is there, a signal kills this rank without a report
     run_dir = Path(sys.argv[1])
 
     def body(communicator: Observed, watch: Watchdog) -> None:
@@ -129,6 +129,7 @@ def _watched(
         if communicator is not None:
             with contextlib.suppress(HpcdlError):  # a single rank has no others to end
                 communicator.abort(error.exit_code)
+        # The watchdog's thread calls this, and sys.exit would end that thread alone.
         os._exit(error.exit_code)
 
     monitor = RankMonitor(process.rank, process.size, os.uname().nodename)
@@ -141,7 +142,7 @@ def _watched(
                 communicator = observe(communicator_for(process), monitor)
             processes = _met(communicator, watch, folder)
             body(communicator, watch)
-            watch.accuses = False
+            watch.accuses = False  # this rank is done: the others may take any time to get here
             _done_together(communicator, lambda: report_all(folder, "done", processes))
         except BaseException as error:  # noqa: BLE001  on any error the other ranks must not wait for this one
             state, exit_code = verdict(error)
@@ -150,13 +151,14 @@ def _watched(
                 report.publish, state, exit_code=exit_code, message=one_line(error), grows=_grows(error),
                 kind=kind_of(error),
             )  # fmt: skip
+            # One file for all: a thousand ranks that stop alike would write a thousand.
             publish(filed=None if state != "stopped" else monitor.leads)
             if state == "stopped":
                 if not wait_for_the_others(communicator):
                     publish(filed=True)
                 return exit_code, communicator
             show(error)
-            if isinstance(error, SilentExit):
+            if isinstance(error, SilentExit):  # rank 0 has the message, and must not be ended while it prints it
                 time.sleep(FIRST_WORD_S)
             if communicator is not None:
                 with contextlib.suppress(HpcdlError):  # a single rank has no others to end
@@ -184,7 +186,7 @@ def _done_together(communicator: Observed, note: Callable[[], None]) -> None:
     """Return once all ranks are done and rank 0 has noted it: how a process exits after that is no failure."""
     survivors = surviving(communicator)
     survivors.barrier()
-    if survivors.rank == 0:
+    if survivors.rank == 0:  # between the barriers: all have got here, and none has exited yet
         note()
     with contextlib.suppress(HpcdlError):
         survivors.barrier()

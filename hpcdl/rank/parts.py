@@ -164,11 +164,12 @@ class Parts:
         """Begin with equal state on every rank, but a resumed rank's own. Return the start time (`time.monotonic`)."""
         self.stop.install()
         self.worker.start([*self.model.weights, *self.host.optimizer.variables])
+        # After `start`, which has given every rank the statistics of one.
         state.assign_own_statistics(self.model, self._own)
         self.host.choose_buckets(self._first_batch)
         counted = self.run_plan.dataset.counted
         self.journal.write("start", steps=self.run_plan.num_steps, done=self.host.position.step, counted=counted)
-        return time.monotonic() - self.host.position.seconds
+        return time.monotonic() - self.host.position.seconds  # a resumed run counts the seconds before it too
 
     def _first_batch(self) -> Any:
         """Return the next batch without consuming it."""
@@ -178,7 +179,7 @@ class Parts:
     def resume(self, position: Position, history: list[HistoryPoint], best_loss: float | None = None) -> None:
         """Continue from `position`; the caller has restored weights, optimizer and random state."""
         self.host.resume(position, best_loss)
-        self.saver.writer.newest = position.step
+        self.saver.writer.newest = position.step  # a stop before the next save must find something to resume from
         self.outcome.history = history
 
     def batches(self) -> Batches | GraphBatches:
@@ -259,7 +260,7 @@ class Parts:
     def leave_early(self, reason: str, step: int) -> NoReturn:
         """Raise StoppedEarly if there is a checkpoint to resume from, else Interrupted."""
         grows = reason == FOR_MORE
-        self.saver.writer.wait()
+        self.saver.writer.wait()  # whether `newest` is this step is known only then
         self.saver.report_warnings()
         self.worker.finish(early=True)
         stopped = f"stopped by {reason} after step {step} of {self.run_plan.num_steps}"

@@ -227,6 +227,7 @@ def allowed_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 def peak_memory_bytes() -> int:
     """Return the peak resident memory of this process."""
+    # Linux counts it in KiB.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

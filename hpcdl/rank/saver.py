@@ -40,7 +40,7 @@ def center_in_place(worker: Worker, variables: Sequence[Any]) -> Iterator[None]:
     if center is None:
         yield
         return
-    own_values = [numpy.array(variable) for variable in variables]
+    own_values = [numpy.array(variable) for variable in variables]  # copies: views would change with the variables
     assign_all(variables, center)
     try:
         yield
@@ -79,7 +79,7 @@ class Saver:
         self._host, self._seen, self._run_dir, self._injection = host, monitor, run_dir, injection
         self.interval, self.work = interval, work
         self._memory: dict[str, Array] = {}
-        self._memory_of_copies: dict[str, Array] = {}
+        self._memory_of_copies: dict[str, Array] = {}  # apart: a checkpoint may still be written from `_memory`
         self._statistics = [*state.moving_statistics(host.model)]
         self._read_weights = state.reader(host.model.weights)
         self._read_optimizer = state.reader(host.optimizer.variables)
@@ -114,7 +114,7 @@ class Saver:
         self.report_warnings()
         statistics, shared = self._read_state(self._memory)
         self._check(shared)
-        means = state.mean_statistics(statistics, self._together)
+        means = state.mean_statistics(statistics, self._together)  # collective: also where nothing is shared
         if shared:
             shared |= {f"weights/{index}": mean for index, mean in means.items()}
         snapshot = self._snapshot(shared, state.own_statistics(statistics, means), facts)

@@ -93,6 +93,7 @@ class ServeInPlace:
         group, lost = surviving_ranks(self.world, self.watch)
         workers, servers = surviving_roles(group, self.context.num_workers, self.least, lost)
         gather_center(group, before.part() if isinstance(before, HoldsCenter) else None)
+        # This and the two calls below take part in the workers' collectives (rank/shrink.py), in their order.
         group.split(1)
         exchange = group.for_purpose(EXCHANGE)
         context = dataclasses.replace(self.context, communicator=exchange, num_workers=workers, num_servers=servers)

@@ -113,12 +113,13 @@ def _agree(group: Observed, trainer: Trainer, center: Center | None) -> Survivor
         "seconds_to_target": parts.outcome.seconds_to_target,
     }
     answers = group.allgather_json(own_state)
+    # At one step, a rank with a longer history has already counted the end of the epoch.
     progress = [(one["step"], len(one["facts"]["history"])) for one in answers]
     leader = progress.index(max(progress))
     apart = len({one["step"] for one in answers}) > 1
     saved = max((one["saved"] for one in answers if one["saved"] is not None), default=None)
     parts.host.leave(undone=own_state["step"] == answers[leader]["step"])  # else its part of the leader's step counts
-    parts.keep_own_statistics()
+    parts.keep_own_statistics()  # before another rank's weights, below, replace them
     if center is None:
         move_to_center(parts.worker, parts.trainable)
     else:
@@ -187,13 +188,13 @@ class InPlaceRecovery:
         """Return the group of the survivors, once each of them is at the common position."""
         trainer, parts, before = self.trainer, self.trainer.parts, self.shrunk
         unlogged, led = parts.host.once_after is not None, parts.group.rank == 0
-        parts.host.after_last()
+        parts.host.after_last()  # logs a recovery after which no step has ended
         recovery.over("detect")
         world, recovery.lost = surviving_ranks(self.world, self.watch, parts.abandon_group)
         workers, servers = surviving_roles(world, self.context.num_workers, before.least, recovery.lost)
         recovery.over("shrink")
         center = gather_center(world, parts.worker.part()) if servers else None
-        group = world.split(0) if servers else world
+        group = world.split(0) if servers else world  # the servers take part with `split(1)`
         if center is not None:
             center.share(group)
         parts.host.count_broken()
@@ -237,7 +238,7 @@ class InPlaceRecovery:
         for rank in recovery.lost:  # the starting process waits for the other ranks only
             report_left(self.run_dir / FOLDER, rank, who_was_lost(recovery.lost))
         if new:
-            held.enter_context(writing(self.run_dir / FOLDER, LOCK_S))
+            held.enter_context(writing(self.run_dir / FOLDER, LOCK_S))  # until the run ends, not this recovery alone
             self.trainer.parts.host.journal = self.open_journal()
 
     def _note(self, left: Observed, run_plan: RunPlan) -> None:

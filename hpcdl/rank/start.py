@@ -98,7 +98,7 @@ def communicator_for(process: Placement, *, mpi: bool = True) -> Communicator:
         from hpcdl.comm.tcp import control_world, make_secret
 
         if process.rank == 0 and STATUS_VARIABLE not in os.environ:
-            make_secret(rendezvous_dir(process))
+            make_secret(rendezvous_dir(process))  # under hpcdl's own launcher the starting process has made it
         return control_world(process.rank, process.size, job_address(process), rendezvous_dir(process))
     from hpcdl.comm.mpi.communicator import world
 
@@ -138,7 +138,7 @@ def leaving_together(
             if run_dir is not None:
                 note_end(run_dir, error)
             raise
-        raise StoppedEarly("") from error
+        raise StoppedEarly("") from error  # no text: rank 0 speaks for all
     except BaseException as error:
         state, exit_code = verdict(error)
         if run_dir is not None:
@@ -149,7 +149,7 @@ def leaving_together(
             trace = "" if isinstance(error, HpcdlError) else traceback.format_exc()
             if speaks(state):
                 sys.stderr.write(f"{trace}hpcdl: rank {communicator.rank} on {communicator.host}: {one_line(error)}\n")
-                sys.stderr.flush()
+                sys.stderr.flush()  # abort may kill this process at once
             communicator.abort(exit_code)
         raise
 
@@ -178,6 +178,7 @@ def leave(exit_code: int) -> NoReturn:
     The shutdown may hang: it destroys TensorFlow's thread pools, which wait for threads that wait for the interpreter's
     lock, while the other ranks wait in MPI_Finalize (docs/decisions/0100).
     """
+    # `os._exit` skips them, and one writes out the last incomplete lines of a script's output.
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):

@@ -30,6 +30,7 @@ class SynchronousTrainer(Trainer):
         super().__init__(parts)
         self._owes_epoch_end = False
         allowed_s = time_allowed(parts.config.checkpoint.time_limit)
+        # Fixed here, not in `run`: survivors of a loss call `run` again, and their time must not begin again.
         self._leaves_at = None if allowed_s is None else time.monotonic() + allowed_s
 
     def position_at(self, step: int, facts: Mapping[str, Any], local_state: Mapping[str, Array]) -> Position:
@@ -100,7 +101,7 @@ class SynchronousTrainer(Trainer):
                 parts.outcome.clock.flush()
                 if parts.saver.saved_to_grow(parts.room):
                     parts.leave_early(FOR_MORE, step)
-            elif flags.save:
+            elif flags.save:  # not after `grow`, which has just tried to save
                 parts.saver.save()
             parts.saver.copy()
         parts.outcome.clock.flush()

@@ -115,7 +115,7 @@ def _run_worker(
     leads = communicator.rank == 0
     threads = runtime.configure(
         deterministic=config.run.deterministic,
-        seed=config.run.seed + communicator.rank,
+        seed=config.run.seed + communicator.rank,  # dropout differs by rank; `Parts.start` gives all the weights of one
         precision=config.model.precision,
     )
     record = dataclasses.replace(started, intra_op_threads=threads[0], inter_op_threads=threads[1])
@@ -141,8 +141,9 @@ def _run_worker(
     parts = functools.partial(Parts, run_plan, model, worker, group, journal, run_dir, injection, *copying)
     kind = SynchronousTrainer if run_plan.info.features.synchronous else AsynchronousTrainer
     trainer: Trainer = kind(parts())
-    trainer.parts.host.once_after = after_first_step
+    trainer.parts.host.once_after = after_first_step  # the first step traces the graph, the last large heap of objects
     record = _begun(trainer, group, record, run_dir, kernels.line())
+    # The journal is looked up at each call: after a loss another may be in its place.
     watch.actions.log = lambda text: trainer.parts.journal.write("message", text=f"warning: {text}")
     if shrunk is None:
         communicator = _to_the_end(trainer, communicator, record, run_dir)
@@ -189,7 +190,7 @@ def _to_the_end(trainer: Trainer, communicator: Observed, record: RunRecord, run
     ranks = results.gather_ranks(communicator, rank_record)
     communicator.monitor.doing("leaving")
     if leads:
-        parts.saver.check_weights()
+        parts.saver.check_weights()  # before any file changes: an older model is better than one of NaN
         outcome.warnings += _save_finished(model, run_dir)
         record = dataclasses.replace(record, warnings=parts.injection.settled(record.warnings))
         write_record(run_dir, results.finished_record(record, run_plan, outcome, ranks, _parameters(model)))
@@ -275,7 +276,7 @@ def _save_finished(model: keras.Model, run_dir: Path) -> list[str]:
     except (OSError, RuntimeError) as error:  # h5py raises RuntimeError for some disk errors
         first = error
     steps = checkpoints.list_checkpoints(run_dir / checkpoints.FOLDER)
-    for step in steps[1:]:
+    for step in steps[1:]:  # the newest stays: if this is not enough, the run continues from it
         checkpoints.remove(run_dir / checkpoints.FOLDER, step)
     try:
         save_model(model, run_dir / MODEL_FILE)
@@ -324,6 +325,7 @@ def _resume(trainer: Trainer, run_dir: Path, communicator: Communicator, warning
             parts.saver.copies.log(f"{error}; what it holds of the epoch's training loss is left out")
             return {}
 
+    # Only rank 0 reads them; `Parts.start` gives its weights to the others.
     facts = decided(communicator, take_shared)
     own_state = checkpoints.read_own(run_dir, step, communicator.rank) if copy is None else copy
     with _damaged_where(run_dir, step):
@@ -346,6 +348,7 @@ def _go_on(
     same_state = same_layout and bool(own_state)
     position = trainer.position_at(step, facts, own_state)
     if not same_layout:
+        # Each old rank's sums go to exactly one new rank.
         saved_ranks = range(communicator.rank, facts["ranks"], communicator.size)
         position.totals += sum(read_other(rank).get("totals", 0.0) for rank in saved_ranks)
     if same_state:
@@ -364,7 +367,7 @@ def _go_on(
         )
     history = [from_json(HistoryPoint, point) for point in facts["history"]]
     parts.resume(position, history, facts.get("best_loss"))
-    if same_layout and facts.get("buckets"):
+    if same_layout and facts.get("buckets"):  # another number of ranks has another best size
         parts.host.buckets = from_json(BucketChoice, facts["buckets"])
 
 

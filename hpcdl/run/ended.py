@@ -138,6 +138,7 @@ def note_end(
         untouched = before is not None and before == stamp_of(run_dir)
         if untouched and (refused or isinstance(error, _BEFORE_IT_BEGAN) or record.status == FINISHED):
             return
+        # The rank that noted its end first knows the cause; later errors follow from it.
         if blank is None and record.status != RUNNING:
             return
         state = STOPPED if isinstance(error, StoppedEarly) else FAILED
@@ -163,6 +164,7 @@ def _write(run_dir: Path, record: RunRecord, status: str, message: str, failure:
         message=message,
         failure=failure,
         finished_at=time.strftime(TIME_FORMAT),
+        # Events of this start alone: an earlier one may have been further, before a --from-step.
         steps=max(record.steps, _steps_done(run_dir, since_start(events))),
         history=_history(events) or record.history,
     )

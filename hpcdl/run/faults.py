@@ -300,6 +300,7 @@ def check_injected(resolved: ResolvedConfig[Any], kinds: Sequence[str] = KINDS, 
     if text and origin != "flag":
         raise UsageError(f"{origin}: inject breaks runs on purpose; it is taken from the command line alone (--inject)")
     ranks = resolved.config.run.ranks
+    # In a rank the nodes are not looked up: the starting process has checked them.
     here = None if not text or placement() is not None else num_nodes(find_launcher().hosts(os.environ), ranks)
     for fault in parse_faults(text, ranks, here):
         if fault.kind not in kinds:

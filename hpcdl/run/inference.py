@@ -187,6 +187,7 @@ class OutputFolderState:
         try:
             yield
         except HpcdlError as error:
+            # By its code: the ranks' refusal comes as a RankError.
             if error.exit_code == UsageError.exit_code:
                 self._restore()
             raise

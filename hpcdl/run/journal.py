@@ -69,7 +69,7 @@ class FileJournal:
     """
 
     def __init__(self, run_dir: Path) -> None:
-        self._file = io.FileIO(open_to_append(run_dir / FILE_NAME), "ab")
+        self._file = io.FileIO(open_to_append(run_dir / FILE_NAME), "ab")  # unbuffered: a kill loses no event
         self._last_step_at = 0.0
         self._lost = 0
         self._logged_set_by_s = WALL.set_by_s()
@@ -94,6 +94,7 @@ class FileJournal:
         with contextlib.suppress(OSError):
             if self._file.write(content) == len(content):
                 return True
+        # A part of a line would spoil the next one, which begins where the file ends.
         cut(self._file.fileno(), end)
         return False
 

@@ -135,12 +135,12 @@ def _listed(
         written_at = max((status.st_mtime for status in files), default=folder.lstat().st_mtime)
     except FileNotFoundError:
         return None
-    if level == LEVEL and not files:
+    if level == LEVEL and not files:  # the run has just replaced this copy
         return None
     return ListedCheckpoint(
         step=step,
         epoch=epoch,
-        age_seconds=round(max(0.0, time.time() - written_at), 3),
+        age_seconds=round(max(0.0, time.time() - written_at), 3),  # the file server's clock may be ahead
         bytes=sum(status.st_size for status in files),
         level=level,
         path=folder,

@@ -81,6 +81,7 @@ class RunPlan:
         """Return the sizes of the parts of a worker's batch, each of which it computes at once."""
         samples, parts = self.samples_of(worker), self.config.exchange.accumulate
         if self.config.data.keep_batch is not None and self.info.features.accumulation:
+            # Fewer workers have more samples each: no part may exceed the batch that fits in memory.
             parts = min(max(parts, -(-samples // self.config.data.batch_size)), samples)
         return tuple(len(pass_slice(samples, part, parts)) for part in range(parts))
 

@@ -131,7 +131,9 @@ class EarlierState:
         try:
             yield
         except HpcdlError as error:
+            # By its code: the ranks' refusal comes as a RankError.
             if error.exit_code == UsageError.exit_code and self._restore():
+                # In place: the error's class must stay.
                 error.args = (f"{error} ({self.run_dir}, which this call had made, is removed)",)
             raise
 
@@ -162,10 +164,11 @@ def written(run_dir: Path, checkpoint: InterruptionConfig) -> Iterator[EarlierSt
     except OSError as error:
         raise HpcdlError(f"cannot write run directory {run_dir}: {error.strerror}; choose another --run-dir") from error
     with writing(run_dir):
-        check_place(run_dir, checkpoint)
+        check_place(run_dir, checkpoint)  # under the lock: another call may have begun a run here
         _check_links(run_dir)
         there = read_bytes(run_dir / CONFIG_FILE) if (run_dir / CONFIG_FILE).exists() else None
         if (run_dir / FOLDER).is_dir():
+            # Rank 0 holds this lock (rank/main.py): once it is free, no rank of a killed run writes any more.
             with writing(run_dir / FOLDER, PARTING_S):
                 pass
         forget_struck(run_dir)
@@ -191,7 +194,7 @@ def _check_links(run_dir: Path) -> None:
             raise TargetError(errno.ELOOP, "it is a link, which is not followed; move it away", run_dir / name)
     for name in (FOLDER, "trace", CHECKPOINTS):
         with suppress(FileNotFoundError):
-            os.close(open_folder(run_dir / name))
+            os.close(open_folder(run_dir / name))  # opening raises the error
 
 
 def _log(text: str) -> None:
@@ -211,6 +214,7 @@ def check_place(run_dir: Path, checkpoint: InterruptionConfig) -> None:
         if missing:
             raise UsageError(f"{missing}; put it back, or start again at step 0 with --resume --from-scratch")
         return
+    # The lock is this call's own; a kill in the first moments leaves no more than the beginning of run.toml.
     foreign = others_in(run_dir, rf"\{LOCK_NAME}|\.run\.toml\.\w+\.tmp(/.*)?")
     if foreign and checkpoint.resume:
         raise UsageError(
@@ -280,7 +284,7 @@ def discard(run_dir: Path, aside: Path) -> None:
 def drop_heavy_results(run_dir: Path) -> None:
     """Remove the model and the checkpoints of a run after its measurement."""
     remove_file(run_dir / MODEL_FILE)
-    remove_file(run_dir / SAVED)
+    remove_file(run_dir / SAVED)  # else a --resume would take its checkpoints for lost
     for step in list_checkpoints(run_dir / CHECKPOINTS):
         remove(run_dir / CHECKPOINTS, step)
     remove_folder(run_dir / CHECKPOINTS, r"\..+\.tmp(/.*)?")
@@ -307,6 +311,7 @@ def check_resumed(run_dir: Path, config: TrainConfig, data_checksum: str, *, kee
         for key, setting in settings.items()
         if setting.matters and Matters.RESULT in setting.matters and before[key] != after[key] and key != "data"
     }
+    # Without a noted checksum, the same path counts as the same data.
     checksum = facts.get(CHECKSUM, data_checksum if before["data"] == after["data"] else "unknown")
     if checksum != data_checksum:
         differing["data"] = (f"{before['data']} (checksum {checksum})", f"{after['data']} (checksum {data_checksum})")
@@ -391,6 +396,7 @@ def read_as(kind: type[Config], run_dir: Path) -> tuple[ResolvedConfig[Config], 
         raise UsageError(f"{run_dir} is a run of {command}")
     lines = path.read_text(encoding="utf-8").split("\n")
     try:
+        # A layer for each key, so that an error names the key's line.
         loaded = load(kind, [Layer(origin=_line_of(key, lines), values={key: document[key]}) for key in document])
     except ConfigError as error:
         problems = [re.sub(r"^--(\S+) is needed: .*", r"\1 is missing", problem) for problem in error.problems]

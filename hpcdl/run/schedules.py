@@ -26,7 +26,7 @@ class Schedule:
     def __call__(self, step: int) -> float:
         """Return the learning rate of `step` (from 0). Warm-up rises linearly to the peak at its end."""
         if step < self.warmup_steps:
-            return self.peak * (step + 1) / self.warmup_steps
+            return self.peak * (step + 1) / self.warmup_steps  # step + 1: a first step with rate 0 would change nothing
         return self.peak * _DECAYS[self.config.schedule](self, step)
 
     def describe(self) -> str:
@@ -55,7 +55,7 @@ def build_schedule(config: OptimizerConfig, *, global_batch: int, num_steps: int
 
 def _progress(schedule: Schedule, step: int) -> float:
     """Return the completed share of the steps after the warm-up, from 0 to 1."""
-    total = max(schedule.num_steps - schedule.warmup_steps, 1)
+    total = max(schedule.num_steps - schedule.warmup_steps, 1)  # a run may be all warm-up
     return min((step - schedule.warmup_steps) / total, 1.0)
 
 

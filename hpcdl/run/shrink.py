@@ -103,8 +103,10 @@ def check_shrunk(resolved: ResolvedConfig[Any], launcher: Launcher) -> None:
         ranks = next(
             ranks for ranks in range(1, config.run.ranks + 1) if workers_and_servers(config, ranks)[0] >= least
         )
+        # The smallest run that may remain is checked now, and not when a rank is lost.
         shrunk = shrink_config(resolved, ranks)
         try:
+            # Without faults: those of --inject may name ranks that the smaller run lacks.
             prepare(ResolvedConfig(config=replace(shrunk.config, inject=""), origins=shrunk.origins))
         except UsageError as error:
             raise UsageError(f"{flag}: {error}") from None
@@ -185,8 +187,10 @@ def _kept(config: TrainConfig, workers: int) -> dict[str, Any]:
     if find_strategy(config.exchange.strategy).features.equals_single:
         if config.checkpoint.on_fewer_workers == KEEP_BATCH:
             return {"keep_batch": before}
+        # The rate is scaled by batch over base_batch, so it falls in proportion to the batch.
         changes = {"base_batch": config.optimizer.base_batch or before}
     if config.run.steps is not None:
+        # Rounded up: all samples of the original run are covered.
         changes["steps"] = -(-config.run.steps * before // global_batch_of(config, workers))
     return changes
 

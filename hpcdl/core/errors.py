@@ -243,7 +243,8 @@ def original(error: BaseException) -> BaseException:
     kind = {error_class.__name__: error_class for error_class in _tree(HpcdlError)}.get(name) or getattr(
         builtins, name, None
     )
-    if isinstance(kind, type) and issubclass(kind, Exception):
+    if isinstance(kind, type) and issubclass(kind, Exception):  # the text may name any builtin, even `eval`
+        # `__init__` is not called: its parameters differ by class, and `args` and `vars` hold all of the state.
         restored = kind.__new__(kind, *arguments)
         restored.args = tuple(arguments)
         vars(restored).update(facts)

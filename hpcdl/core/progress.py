@@ -50,7 +50,7 @@ class BarProgress:
         from rich.progress import Progress as RichProgress
 
         self._bar: Any = RichProgress(
-            TextColumn("{task.description}", markup=False),
+            TextColumn("{task.description}", markup=False),  # a name may hold rich's square brackets
             BarColumn(),
             TaskProgressColumn(),
             TextColumn("{task.fields[note]}", markup=False),

@@ -160,6 +160,7 @@ def welch_log_ratio(values: Sequence[float], base: Sequence[float], *, confidenc
         low=low,
         high=high,
         p_value=_two_sided(difference, error, freedom),
+        # First order: the standard deviation of a logarithm is a relative one.
         std=value * math.sqrt(variances[0] + variances[1]),
         n=sizes[0],
         n_base=sizes[1],
@@ -241,13 +242,15 @@ def drift(repeats: Sequence[Sequence[float]]) -> float:
     for values in settings:
         logs = [math.log(value) for value in values]
         middle = statistics.fmean(logs)
+        # Each setting is centred by itself: its level drops out, and only the change within it counts.
         pairs += [(index / (len(logs) - 1) - 0.5, log - middle) for index, log in enumerate(logs)]
-    freedom = len(pairs) - len(settings) - 1
+    freedom = len(pairs) - len(settings) - 1  # a mean for each setting and one slope are estimated
     if freedom <= 2:
         return 0.0
     square = math.fsum(offset**2 for offset, _ in pairs)
     slope = math.fsum(offset * log for offset, log in pairs) / square
     error = math.sqrt(math.fsum((log - slope * offset) ** 2 for offset, log in pairs) / freedom / square)
+    # The first case is an exact fit, whose error is only rounding.
     sure = error <= 1e-9 * abs(slope) or 2 * tail(abs(slope) / error, freedom) < _SURE
     return math.expm1(slope) if sure and abs(slope) > _LEAST_DRIFT else 0.0
 

@@ -29,6 +29,7 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(_NUMBER, text.strip().lower())
     if not match or match[2] not in _BYTES:
         raise ValueError(f"{text!r} is not a size; write for example 256MiB or 1.5GB")
+    # Decimal: with floats, 8.2 GB loses a byte.
     return int(Decimal(match[1]) * _BYTES[match[2]])
 
 
@@ -148,7 +149,7 @@ def parse_list(text: str) -> tuple[int, ...]:
         if not part.strip():
             continue
         first, _, last = part.strip().partition("-")
-        if int(last or first) >= MOST_CPUS:
+        if int(last or first) >= MOST_CPUS:  # before `range`: a damaged list could name billions
             raise ValueError(f"no node has a CPU {last or first}")
         numbers.update(range(int(first), int(last or first) + 1))
     return tuple(sorted(numbers))
@@ -170,7 +171,7 @@ def parse_mask(text: str) -> tuple[int, ...]:
     value = 0
     for word in text.strip().split(","):
         value = (value << 32) | int(word or "0", 16)
-        if not 0 <= value < 1 << MOST_CPUS:
+        if not 0 <= value < 1 << MOST_CPUS:  # in the loop: a damaged mask would grow without a limit
             raise ValueError("no node has that many CPUs")
     return tuple(bit for bit in range(value.bit_length()) if value >> bit & 1)
 

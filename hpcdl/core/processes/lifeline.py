@@ -47,9 +47,10 @@ def end_with_parent(parent: int | None = None) -> None:
     A caller that passes `parent` was started from the main thread of that process.
     """
     parent_pid = os.getppid()
+    # The signal comes when the forking thread ends, which in a parent with one thread is the parent's end.
     if parent is not None or len(list(Path(f"/proc/{parent_pid}/task").glob("*"))) == 1:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != (parent_pid if parent is None else parent):
+    if os.getppid() != (parent_pid if parent is None else parent):  # it ended before prctl, and no signal will come
         end_in()
     after_end_of(identity(parent_pid), end_in)
 
@@ -60,6 +61,7 @@ def identity(pid: int) -> str:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return ""
+    # Behind the last bracket: the program's name, in brackets, may hold blanks and brackets.
     return f"{_surroundings()} {pid} {text.rpartition(')')[2].split()[_START_TIME]}"
 
 
@@ -75,7 +77,7 @@ def after_end_of(known: str, action: Callable[[], None]) -> None:
     def watch() -> None:
         with contextlib.suppress(ProcessLookupError):
             descriptor = os.pidfd_open(int(pid))
-            if identity(int(pid)) == known:
+            if identity(int(pid)) == known:  # checked after opening: the number may belong to a new process
                 waiting = select.poll()  # select supports only the first 1024 descriptors
                 waiting.register(descriptor, select.POLLIN)
                 waiting.poll()

@@ -47,9 +47,10 @@ class WallClock:
         if stamp_s >= 0:
             return stamp_s
         now_s = self.now_s()
+        # Both amounts are tried: the clock may have been set after the stamp was taken.
         moments_s = [self.shift_s - stamp_s - set_by_s for set_by_s in (self.set_by_s(), self._set_by_before_s)]
         fits = (moment_s for moment_s in moments_s if since_s - _MOVED_S <= moment_s <= now_s + _MOVED_S)
-        return min(max(next(fits, moments_s[0]), since_s), now_s)
+        return min(max(next(fits, moments_s[0]), since_s), now_s)  # parts of a step are never negative
 
 
 WALL = WallClock()

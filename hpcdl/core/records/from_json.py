@@ -149,6 +149,7 @@ def _of_record(cls: Any) -> _Finish | None:
     defaults = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
 
     def of_record(record: Any) -> Any:
+        # Msgspec does not store defaults in the object, so `vars` lacks them.
         if defaults and len(values := vars(record)) < len(hints):
             values |= defaults | values
         for name, finish in odd:

@@ -22,7 +22,7 @@ def kept(value: Any) -> Any:
         return {_PAIRS: [[kept(key), kept(part)] for key, part in value.items()]}
     if isinstance(value, list | tuple):
         return [kept(part) for part in value]
-    json.dumps(value)
+    json.dumps(value)  # only to raise TypeError
     return value
 
 

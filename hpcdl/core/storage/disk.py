@@ -207,7 +207,7 @@ def make_folder(path: Path) -> list[Made]:
                     raise
             else:
                 new_folders.insert(0, _made(folder))
-    os.close(open_folder(path))
+    os.close(open_folder(path))  # checks the links on the way, even if every folder was there
     return new_folders
 
 
@@ -244,6 +244,7 @@ def creating(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
                 yield file
                 file.flush()
                 if durable:
+                    # Before the rename: otherwise a crash may leave the new name without its content.
                     os.fsync(file.fileno())
             os.rename(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
@@ -277,7 +278,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def temporary_name(name: str) -> str:
     """Return a hidden name that cannot be guessed and that `sweep` recognises."""
-    return f".{name[:200]}.{secrets.token_hex(8)}.tmp"
+    return f".{name[:200]}.{secrets.token_hex(8)}.tmp"  # file names have at most 255 bytes
 
 
 def open_new(path: Path, mode: int = 0o666) -> int:
@@ -318,6 +319,7 @@ def publish(path: Path, content: bytes) -> bool:
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
+            # A rename would replace the file of a process that was faster; a link fails.
             os.link(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
         except FileExistsError:
             return False
@@ -369,6 +371,7 @@ def rewrite(path: Path, content: bytes) -> None:
     with _folder_of(path) as folder:
         descriptor = _opened(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, folder)
         try:
+            # Before the cut: blocks that are freed on a full disk may be gone before they are needed again.
             os.pwrite(descriptor, content, 0)
             os.ftruncate(descriptor, len(content))
         finally:
@@ -549,6 +552,7 @@ def sweep(folder: Path, names: str) -> list[str]:
 
 def move(path: Path, target: Path) -> None:
     """Rename what hpcdl made, in a folder that the caller holds, to a free name. Raises FileExistsError otherwise."""
+    # `exists` is False for a link to nothing, and rename silently replaces links, files and empty folders.
     if target.is_symlink() or target.exists():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
     with _folder_of(path) as source, _folder_of(target) as destination:
@@ -651,7 +655,7 @@ def writing_output(path: Path) -> Iterator[Path]:
         with replacing(path) as temporary:
             yield temporary
             digest = _digest(temporary)
-            marked = _mark(temporary, digest)
+            marked = _mark(temporary, digest)  # before the rename: under its final name the file is never without it
         if not marked:
             _note_output(path, digest)
     except PermissionError as error:  # a sticky folder, where another user's note may not be replaced

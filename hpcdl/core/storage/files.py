@@ -87,6 +87,7 @@ def open_regular(path: Path | str) -> BinaryIO:
 
 def open_descriptor(path: Path | str) -> int:
     """As `open_regular`, but return a descriptor for reading at offsets; the caller closes it."""
+    # O_NONBLOCK: opening a pipe would wait for its writer, before its kind can be checked.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
@@ -243,13 +244,14 @@ def _toml_key(key: str) -> str:
 
 
 def _toml_value(value: Any, name: str) -> str:
-    if isinstance(value, bool):
+    if isinstance(value, bool):  # first: bool is a subclass of int
         return str(value).lower()
     if isinstance(value, str):
         try:
             value.encode()
         except UnicodeEncodeError:
             raise UsageError(f"{name}: {value!r} is not UTF-8 and cannot be kept in a TOML file; rename it") from None
+        # JSON leaves DEL as it is, and TOML forbids it.
         return _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(value, ensure_ascii=False))
     if isinstance(value, float) or (isinstance(value, int) and -(2**63) <= value < 2**63):
         return repr(value)

@@ -37,7 +37,7 @@ def writing(folder: Path, patience_s: float = 0.0, name: str = FILE_NAME) -> Ite
     try:
         yield
     finally:
-        remove_file(path)
+        remove_file(path)  # while it is locked: later the name may be the next holder's
         os.close(descriptor)
 
 
@@ -111,6 +111,7 @@ def _take(descriptor: int, path: Path, kind: int = fcntl.LOCK_EX) -> None:
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except OSError as error:
+        # EACCES: NFS emulates flock by fcntl locks.
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             raise _held(path, descriptor) from None
         if error.errno not in _NO_FLOCK:

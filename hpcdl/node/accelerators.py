@@ -174,7 +174,7 @@ def choose(
     for variable, _ in VENDORS:
         if variable in environment:
             names = [part.strip() for part in environment[variable].split(",") if part.strip()]
-            if not names or names[0] == "-1":
+            if not names or names[0] == "-1":  # to CUDA, -1 means no device
                 return None
             by_rank = nearest(len(names), near if len(names) == len(near) else [], cpus_by_rank)
             turn = by_rank[local_rank] if local_rank < len(by_rank) else local_rank % len(names)
@@ -256,7 +256,7 @@ class GpuUse:
     ) -> None:
         self._over.set()
         if self._asked is not None:
-            self._asked.kill()
+            self._asked.kill()  # first: the thread that reads its output ends with it
         if self._looks is not None:
             self._looks.join(PATIENCE_S)
         if self._asked is not None:

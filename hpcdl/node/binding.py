@@ -20,10 +20,10 @@ Item = TypeVar("Item")
 Placement = Callable[[Sequence[Core], int, int], list[list[Core]]]
 MODES = {"default": 0, "preferred": 1, "membind": 2, "interleave": 3, "preferred-many": 5}
 """set_mempolicy(2): MPOL_DEFAULT, MPOL_PREFERRED, MPOL_BIND, MPOL_INTERLEAVE, MPOL_PREFERRED_MANY (Linux >= 5.15)."""
-SYSTEM_CALLS = {"x86_64": 238, "aarch64": 237, "ppc64le": 261}
+SYSTEM_CALLS = {"x86_64": 238, "aarch64": 237, "ppc64le": 261}  # set_mempolicy, for which glibc has no function
 MEMORY_POLICY = "HPCDL_MEMORY_POLICY"
 """Variable in which a launch plan passes the policy and the memory nodes of each local rank, as JSON."""
-_BITS = 1024
+_BITS = 1024  # the most NUMA nodes that Linux can be built for
 
 
 def place_ranks(topology: Topology, ranks: int, cores_each: int, binding: str, free_cores: int = 0) -> list[list[Core]]:
@@ -92,7 +92,7 @@ def _numa(cores: Sequence[Core], ranks: int, cores_each: int) -> list[list[Core]
     counts = [1] * len(nodes)
     for _ in range(ranks - len(nodes)):
         loads = [len(group) / (count + 1) for group, count in zip(by_node, counts, strict=True)]
-        counts[loads.index(max(loads))] += 1
+        counts[loads.index(max(loads))] += 1  # the node with most cores for each of its ranks gets the next
     if any(count > len(group) for group, count in zip(by_node, counts, strict=True)):
         return _balanced(cores, ranks, cores_each)
     return [
@@ -151,12 +151,13 @@ def apply_memory_policy(policy: str, nodes: Sequence[int]) -> None:
     number = SYSTEM_CALLS.get(platform.machine())
     if policy == "default" or number is None:
         return
-    if policy == "preferred" and len(nodes) > 1:
+    if policy == "preferred" and len(nodes) > 1:  # the older mode takes one node alone
         policy = "preferred-many"
     mask = (ctypes.c_ulong * (_BITS // 64))()
     for node in nodes:
         mask[node // 64] |= 1 << node % 64
     library = ctypes.CDLL(None, use_errno=True)
+    # One bit more: the kernel reads one less than the number that it gets.
     if library.syscall(number, MODES[policy], mask, _BITS + 1) != 0:
         reason = os.strerror(ctypes.get_errno())
         raise HpcdlError(

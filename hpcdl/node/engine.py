@@ -117,7 +117,7 @@ def installed() -> tuple[str, str]:
 
 def links_openmp() -> bool:
     """Return whether the TensorFlow that this Python would import is linked with an OpenMP library."""
-    spec = importlib.util.find_spec("tensorflow")
+    spec = importlib.util.find_spec("tensorflow")  # finds it without importing it, which takes seconds
     if spec is None or not spec.origin:
         return False
     libraries = Path(spec.origin).parent.glob("libtensorflow_*.so*")

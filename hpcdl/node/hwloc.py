@@ -58,7 +58,7 @@ def read_file(path: Path) -> Topology:
 def parse(text: str, *, source: str) -> Topology:
     """Return the node that an hwloc 2 XML document describes. Raises UsageError if it is none, or has no cores."""
     try:
-        if "<!ENTITY" in text:
+        if "<!ENTITY" in text:  # nested entities expand a small file to gigabytes
             raise ValueError("it declares entities")
         root = ElementTree.fromstring(text, ElementTree.XMLParser(target=_ShallowTree()))
     except (ElementTree.ParseError, ValueError) as error:
@@ -118,6 +118,7 @@ def _walk(element: ElementTree.Element, objects: _Objects, package: int) -> None
             pu_cpus = tuple(_whole(pu, "os_index") for pu in child.iter("object") if pu.get("type") == "PU")
             if not pu_cpus:
                 raise ValueError("a core without hardware threads")
+            # Not walked further: in hwloc's tree all caches are above the cores.
             objects.cores.append((package, len(objects.cores), pu_cpus))
             continue
         elif kind == "PU":  # a machine that reports threads without cores
@@ -198,6 +199,7 @@ def _guess(index: int, cpus: tuple[int, ...], raw: list[tuple[int, int, str, tup
 
 def _cache_mode_bytes(info: dict[str | None, str]) -> int:
     """Return the MCDRAM that hwloc reports as the machine's attribute rather than as an object."""
+    # Every Knights Landing has 16 GiB of MCDRAM.
     return int(info.get("ClusterMode") is not None and info.get("MemoryMode") == "Cache") * 16 * 2**30
 
 
@@ -215,6 +217,7 @@ def _lstopo() -> str | None:
     program = next((path for name in PROGRAMS if (path := shutil.which(name))), None)
     if program is None:
         return None
+    # The whole node, with what the cpuset forbids: the fingerprint must be the same in every job.
     command = [program, "--of", "xml", "--no-io", "--disallowed"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)

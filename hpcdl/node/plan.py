@@ -69,15 +69,18 @@ def _allocator(settings: Settings) -> Mapping[str, str]:
         return {}
     return {
         ALLOCATOR: settings.allocator,
+        # Before the user's own: of two definitions of malloc the loader takes the first.
         "LD_PRELOAD": ":".join(filter(None, (str(library), os.environ.get("LD_PRELOAD", "")))),
     }
 
 
 def _graph(settings: Settings) -> Mapping[str, str]:
+    # Without the second flag, automatic clustering leaves out what runs on the CPU.
     return {"TF_XLA_FLAGS": "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"} if settings.xla else {}
 
 
 def _openmp(settings: Settings) -> Mapping[str, str]:
+    # Compact, permuted by 1: neighbouring threads on neighbouring cores, a core's further hardware threads last.
     variables = {"KMP_AFFINITY": "granularity=fine,compact,1,0"} if settings.binding != "none" else {}
     if settings.intra_op_threads is not None:
         variables["OMP_NUM_THREADS"] = str(settings.intra_op_threads)
@@ -179,7 +182,7 @@ def fill(topology: Topology, settings: Settings | None, ranks_per_node: int) -> 
         threads = max(threads * tuned_for // ranks_per_node, 1)
         settings = dataclasses.replace(settings, ranks_per_node=ranks_per_node)
         if ranks_per_node > available:
-            settings = dataclasses.replace(settings, binding="none")
+            settings = dataclasses.replace(settings, binding="none")  # more ranks than cores
     return dataclasses.replace(
         settings, intra_op_threads=threads, inter_op_threads=settings.inter_op_threads or INTER_OP_DEFAULT
     )

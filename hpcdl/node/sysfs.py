@@ -49,8 +49,9 @@ def _cores(folder: Path, cpus: tuple[int, ...], nodes: tuple[NumaNode, ...]) -> 
         of_cpu = folder / f"cpu{cpu}"
         siblings = parse_list(_text(of_cpu / "topology/thread_siblings_list")) or (cpu,)
         package = int(_text(of_cpu / "topology/physical_package_id") or 0)
-        packages.setdefault(package, len(packages))
+        packages.setdefault(package, len(packages))  # renumbered: the kernel's numbers may have gaps
         online = tuple(sibling for sibling in siblings if sibling in cpus)
+        # Index 2 is L2: the first two are the instruction and data caches of L1.
         groups.setdefault(online, (packages[package], _text(of_cpu / "cache/index2/shared_cpu_list") or str(cpu)))
     tiles: dict[str, int] = {}
     ordered = sorted(groups.items(), key=lambda item: (item[1][0], home.get(item[0][0], 0), item[0]))

@@ -121,6 +121,7 @@ class Topology:
     @cached_property
     def fingerprint(self) -> str:
         """16 hexadecimal digits common to a node type: from layout and memory kinds, not host, mask or DRAM size."""
+        # Rounded: firmware and kernel keep a part of it, which differs from node to node.
         sizes = {n.index: round(n.memory_bytes / 2**30) if n.kind in FAST_KINDS else 0 for n in self.numa_nodes}
         nodes = [(n.index, n.kind, format_list(n.cpus), sizes[n.index]) for n in self.numa_nodes]
         cores = [(core.package, core.numa_node, core.cpus) for core in self.cores]

@@ -226,6 +226,7 @@ class Injection:
                 self._log_fault(number)
                 flat = values.reshape(-1)
                 index = int(abs(flat).argmax())
+                # The last byte, on little-endian machines: sign and upper exponent. Its lowest bit is a factor of 4.
                 flat[index : index + 1].view("uint8")[-1] ^= 1
 
     def _watch(self) -> None:
@@ -235,6 +236,7 @@ class Injection:
             for schedule in schedules:
                 next(schedule)
             for number, fault in [*self._mine.items()]:
+                # Noted first: a killed rank writes nothing more, and new ranks would inject the fault again.
                 if fault.kind in STRIKES and self._is_due(fault, time.monotonic() - began_s):
                     self._log_fault(number)
                     STRIKES[fault.kind](fault)
@@ -258,12 +260,14 @@ class Injection:
         The moments count from the run's first start; those at which no ranks existed are omitted.
         """
         launched_s = time.monotonic()
+        # The file has Unix time: the monotonic clocks of two nodes or boots differ.
         origin = self._origin(number) - time.time() + launched_s
         drawn = random.Random(fault.seed)
         moment = origin
         while True:
             assert fault.every_s is not None
             moment += drawn.expovariate(1 / fault.every_s)
+            # Before the `continue`: every rank must draw the same numbers in the same order.
             rank = drawn.randrange(self._network.number_of(hosts=fault.of_host))
             if moment < launched_s:
                 continue

@@ -90,6 +90,7 @@ class ImpairedRequest:
     def __init__(self, inner: Request, network: Impairment, peer: int, buffer: Array, *, sends: bool) -> None:
         self.inner, self.peer = inner, peer
         self._network, self._num_bytes, self._sends = network, buffer.nbytes, sends
+        # A message to receive has no time yet: the link is busy with it only once it is sent.
         self._due_s = network.due_s((peer,), buffer.nbytes, sends=True) if sends else 0.0
         self.is_through = False
         """Whether its rank knows that it is done; this stays true."""
@@ -276,8 +277,9 @@ _AWAY = (
 def shape(bytes_per_s: float) -> str:
     """Slow down this node's link by tc, and describe how; empty if tc is missing, cannot do it or is not allowed to."""
     tc, device = shutil.which("tc"), _only_device()
-    if tc is None or not device or any(INFINIBAND.glob("*")):
+    if tc is None or not device or any(INFINIBAND.glob("*")):  # verbs bypass the kernel's queues
         return ""
+    # Handle 0: is the kernel's default; any other queue was set up by somebody.
     if any(" 0: " not in line for line in _output_of(tc, "qdisc", "show", "dev", device).splitlines()):
         return ""
     burst = max(_LEAST_BURST, int(bytes_per_s * _BURST_S))
@@ -286,6 +288,7 @@ def shape(bytes_per_s: float) -> str:
     made = subprocess.run([tc, "qdisc", "add", "dev", device, "root", *bucket], capture_output=True, check=False)
     if made.returncode:
         return ""
+    # A session of its own: what ends the ranks' process group must not leave the link slow.
     subprocess.Popen(line, stdin=subprocess.DEVNULL, start_new_session=True)
     return f"by tc on {device}"
 
@@ -340,6 +343,7 @@ class NetworkFaults:
             ranks = self.place(fault)
             if fault.kind == SKEW:
                 self._holds(number, ranks, "", log)
+                # Added up: several faults may shift one node's clock.
                 WALL.shift_s += (fault.value or 0.0) * (self._seen.rank in ranks)
             else:
                 self._holds(number, ranks, self._slow_down(fault, ranks, communicator), log)
@@ -356,7 +360,7 @@ class NetworkFaults:
         by_tc = shape(rate) if fault.of_host and rank == min(ranks) else ""
         how: str = communicator.allgather_json(by_tc)[min(ranks)]
         if not how and rank in ranks:
-            self._network.slow_down(ranks, rate / len(ranks))
+            self._network.slow_down(ranks, rate / len(ranks))  # the ranks of a node share its link
         return how or OWN_MESSAGES
 
     @property

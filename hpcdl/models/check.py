@@ -160,6 +160,7 @@ def _noted_first_input(model: keras.Model) -> Iterator[list[Any]]:
         return call
 
     weighted = [layer for layer in _flat(model) if layer.weights and not isinstance(layer, keras.layers.Normalization)]
+    # By identity: a shared layer is listed twice, and must be wrapped and restored once.
     layers = {id(layer): layer for layer in weighted}.values()
     own_calls = [vars(layer).get("call") for layer in layers]
     for layer in layers:

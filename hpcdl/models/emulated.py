@@ -84,7 +84,7 @@ class EmulatedComputing(keras.layers.Layer):
         # Stateful functions run in the order of tracing: the exchange, traced after the backward pass, would wait for
         # all its pieces. Calls of a stateless function could be merged into one, so one input changes.
         waited = tf.numpy_function(carried(sleep), after, tf.float32, stateful=until == FORWARD)
-        waited.set_shape(())
+        waited.set_shape(())  # numpy_function loses it
         return waited
 
 
@@ -109,6 +109,7 @@ def _waited(wait: Callable[[Sequence[Tensor], float], Tensor], after: Tensor, we
             ready, changing = upstream, tf.reshape(values[0], [-1])[0]
             for number, part in enumerate(parts, start=1):
                 ready = wait([ready, changing], FORWARD + (1 - FORWARD) * number / len(parts))
+                # The sum makes each gradient wait for its piece; zeros alone would be ready at once.
                 gradients += [tf.zeros_like(values[index]) + tf.cast(ready, values[index].dtype) for index in part]
             return [0.0 * upstream, *gradients[::-1]]
 

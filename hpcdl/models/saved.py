@@ -129,7 +129,7 @@ def _counted(most_bytes: int) -> Iterator[None]:
         if has_own_init:
             keras.Variable.__init__ = plain
         else:
-            del keras.Variable.__init__
+            del keras.Variable.__init__  # it was inherited: assigning it would leave a copy in this class
 
 
 def _bytes_of(dtype: Any) -> int:
@@ -263,6 +263,7 @@ def _check_array(array: Any, num_bytes: int) -> None:
         raise ValueError("is said to be larger than the file")
     filters = [plan.get_filter(number)[0] for number in range(plan.get_nfilters())]
     strange = [number for number in filters if number not in _FILTERS]
+    # Each packing filter may expand a chunk a thousandfold, so two of them could do a million.
     if strange or len(set(filters)) < len(filters) or {_DEFLATE, 32000} <= set(filters):
         raise ValueError(f"is packed by HDF5's filters {filters}; one of gzip and lzf is possible, with shuffle")
     if array.chunks is not None and filters:
@@ -279,7 +280,7 @@ def _check_chunks(array: Any, filters: list[int]) -> None:
     for chunk in _chunks(array):
         if chunk.size > size * _CHUNK_ROOM[0] + _CHUNK_ROOM[1]:
             raise ValueError("has chunks that hold more than their shape")
-        if not packs or chunk.filter_mask >> filters.index(_DEFLATE) & 1:
+        if not packs or chunk.filter_mask >> filters.index(_DEFLATE) & 1:  # the bit means: stored without this filter
             continue
         _, packed = array.id.read_direct_chunk(chunk.chunk_offset)
         count = 0
@@ -311,7 +312,7 @@ def _check_classes(config: Any, known: Mapping[str, Any] | None) -> None:
         if part.get("class_name") == "function" and isinstance(part.get("config"), str):
             named.append(part["config"])
         for name in named:
-            kind = re.split(r"[>.:]", name)[-1]
+            kind = re.split(r"[>.:]", name)[-1]  # `package>Name` as registered, `module.Name` or `module:Name`
             if kind in CODE and name not in (known or ()):
                 raise OwnCode(
                     f"it holds {kind}, which is not loaded: {CODE[kind]}; save the model with a class of your own in "

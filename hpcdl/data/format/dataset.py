@@ -90,6 +90,7 @@ class SyntheticImages:
         self._size = int(np.prod(spec.sample_shape))
         self._seed = seed
         length = _POOL + self._size
+        # Splitmix64 by hand: the bytes must not change with numpy's generators.
         random_words = np.arange(-(-length // 8), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(
             mixed(seed, 3)
         )
@@ -97,9 +98,9 @@ class SyntheticImages:
         random_words = (random_words ^ random_words >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
         noise = (random_words ^ random_words >> np.uint64(31)).astype("<u8").view(np.uint8)[:length]
         if spec.dtype == "uint8":
-            self._pool: npt.NDArray[Any] = noise >> np.uint8(1)
+            self._pool: npt.NDArray[Any] = noise >> np.uint8(1)  # half strength: the sum of two fits in a byte
         else:
-            self._pool = (noise.astype(np.float32) / np.float32(510)).astype(spec.dtype)
+            self._pool = (noise.astype(np.float32) / np.float32(510)).astype(spec.dtype)  # the sum of two is at most 1
 
     def labels(self, ids: Ids) -> Ids:
         """Return the class of each sample."""

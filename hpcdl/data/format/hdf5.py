@@ -165,7 +165,7 @@ def create_shard(path: Path, frame: ShardFrame) -> NewShardOffsets:
         "w",
         libver=("earliest", "v110"),
         locking=False,
-        alignment_threshold=_METADATA_BYTES,
+        alignment_threshold=_METADATA_BYTES,  # smaller objects are not aligned: each would waste a page
         alignment_interval=frame.alignment,
     ) as file:
         attributes = frame.attributes
@@ -209,11 +209,12 @@ def create_shard(path: Path, frame: ShardFrame) -> NewShardOffsets:
 
 def _add_contiguous(file: h5py.File, name: str, shape: tuple[int, ...], dtype: str) -> int:
     """Add a data set with space allocated at once; return its offset, 0 if it has no bytes."""
+    # The low-level interface: create_dataset cannot set the time of allocation.
     plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     plist.set_layout(h5py.h5d.CONTIGUOUS)
-    plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-    plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    plist.set_obj_track_times(False)
+    plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)  # its offset is needed now
+    plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER)  # else every byte would be written twice
+    plist.set_obj_track_times(False)  # the same content must give the same bytes
     kind = h5py.h5t.py_create(np.dtype(dtype), logical=True)
     group, _, name = name.rpartition("/")
     parent = file.require_group(group).id if group else file.id
@@ -236,7 +237,7 @@ def _add_class_names(file: h5py.File, names: Sequence[str]) -> None:
 def shard_map(path: Path) -> ShardMap:
     """Return the positions of all parts of the shard `path`; CorruptError if it is no readable shard."""
     try:
-        with h5py.File(path, "r", locking=False) as file:
+        with h5py.File(path, "r", locking=False) as file:  # many parallel file systems are mounted without locks
             return _map(path, file)
     except DAMAGED as error:
         raise CorruptError(f"shard {path} is damaged: {error}") from error
@@ -290,6 +291,7 @@ def _column(
             raise ValueError(f"the offsets of {name} do not fit its samples")
     if data.chunks is not None:
         chunks = [data.id.get_chunk_info(number) for number in range(data.id.get_num_chunks())]
+        # By position: HDF5 promises no order of its list of chunks.
         places = {info.chunk_offset[0] // block_samples: (info.byte_offset, info.size) for info in chunks}
         extents = np.array([places[number] for number in range(len(firsts))], np.int64).reshape(-1, 2)
         block_offsets, block_bytes = extents[:, 0], extents[:, 1]

@@ -98,6 +98,7 @@ def _check_sources(name: str, data: h5py.Dataset, depth: int = 0) -> None:
     count = 0
     for source in data.virtual_sources():
         described = f"{name} is a virtual data set of {source.dset_name} in {source.file_name}"
+        # h5py returns the pattern, and not the files that it stands for.
         if "%" in source.file_name + source.dset_name:
             raise ValueError(
                 f"{described}, a pattern of names; save it with the names of its files, or copy its values"

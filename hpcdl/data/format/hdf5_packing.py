@@ -44,6 +44,7 @@ class Packing:
         least, most = _valid(data)
         if (scale, offset, least, most) == (None,) * 4 and not len(numbers) and not unsigned:
             return None
+        # float32 holds every number of 16 bits exactly.
         exact = np.dtype(np.float32 if stored.itemsize <= 2 else np.float64)
         return Packing(
             scale=scale,

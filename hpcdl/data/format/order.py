@@ -48,6 +48,7 @@ def permuted(positions: Ids, num: int, key: int) -> Ids:
     """Apply the permutation of 0 .. num-1 selected by `key` to each of `positions` (int64, in range)."""
     if num <= 1:
         return positions.copy()
+    # The network permutes two equal halves of bits: at most four times `num`, so few values need another round.
     half = max(1, ((num - 1).bit_length() + 1) // 2)
     result = _feistel(positions.astype(np.uint64), half, key)
     outside = result >= num
@@ -184,7 +185,7 @@ class LastTwo(Generic[Item]):
         """Return the item `number`, and make it if it is not cached."""
         with self._lock:
             if number not in self._kept:
-                while len(self._kept) > 1:
+                while len(self._kept) > 1:  # a step may reach from one item into the next: both are needed in turn
                     del self._kept[next(iter(self._kept))]
                 self._kept[number] = make()
             return self._kept[number]

@@ -77,6 +77,7 @@ class Prefetched(Generic[Item]):
     ) -> None:
         self._ready: queue.Queue[Any] = queue.Queue(depth)
         stop = threading.Event()
+        # The thread has no reference to this object, which would then never be finalized.
         thread = threading.Thread(target=_run, args=(produce, self._ready, stop), name="hpcdl-prefetch", daemon=True)
         self._finish = weakref.finalize(self, _end, thread, stop, release)
         self._over = False
@@ -117,7 +118,7 @@ def _run(produce: Callable[[], Iterator[Any]], ready: queue.Queue[Any], stop: th
 def _put(ready: queue.Queue[Any], item: Any, stop: threading.Event) -> bool:
     while not stop.is_set():
         try:
-            ready.put(item, timeout=_POLL_S)
+            ready.put(item, timeout=_POLL_S)  # a full queue that nobody reads must not hide `stop`
         except queue.Full:
             continue
         return True
@@ -127,5 +128,5 @@ def _put(ready: queue.Queue[Any], item: Any, stop: threading.Event) -> bool:
 def _end(thread: threading.Thread, stop: threading.Event, release: Callable[[], None]) -> None:
     stop.set()
     if thread is not threading.current_thread():
-        thread.join(timeout=10)
+        thread.join(timeout=10)  # first: it reads from what `release` closes
     release()

@@ -62,7 +62,7 @@ class NewShard:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._chunks:
-            self._chunks.abandon()
+            self._chunks.abandon()  # first: HDF5 still writes to the descriptor
         os.close(self._descriptor)
 
     def write_block(self, name: str, first: int, block: Array, sizes: Sequence[int]) -> None:
@@ -84,7 +84,7 @@ class NewShard:
     def finish(self, residents: Mapping[str, Array], offsets: Mapping[str, Array]) -> str:
         """Write the resident fields, checksums and `offsets` of ragged columns; return the frame checksum."""
         if self._chunks:
-            self._chunks.close()
+            self._chunks.close()  # first: HDF5 writes the last chunks, whose checksums follow
             self._chunks = None
             written_map = shard_map(self._path)
             for name, column in self._columns.items():
@@ -102,6 +102,7 @@ class NewShard:
     def _write(self, content: memoryview, offset: int) -> None:
         num_written = 0
         while num_written < len(content):
+            # Linux writes at most 2 GiB in one call.
             num_written += os.pwrite(self._descriptor, content[num_written:], offset + num_written)
 
 
@@ -166,7 +167,7 @@ def _checksum(descriptor: int, ranges: list[tuple[int, int]], piece: memoryview)
     for start, stop in ranges:
         while start < stop:
             count = os.preadv(descriptor, [piece[: stop - start]], start)
-            if count == 0:
+            if count == 0:  # the file is cut short: the digest will differ
                 break
             digest.update(piece[:count])
             start += count
@@ -208,5 +209,6 @@ def _compare(descriptor: int, shard: ShardMap, entry: ShardEntry, on_bytes: Call
                 damaged_blocks.append(f"{entry.file}: block {block}{of_column} (samples {first} to {stop - 1})")
             on_bytes(size)
     if not frame_fits:
+        # The blocks' checksums are in the frame: if it is damaged, they prove nothing about the blocks.
         return [f"{entry.file}: header (attributes, labels or block checksums)"]
     return damaged_blocks

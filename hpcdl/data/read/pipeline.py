@@ -31,7 +31,7 @@ class GraphBatches:
     """Batches of TensorFlow's `iterator` for a graph that reads it directly; `next` takes one outside of the graph."""
 
     def __init__(self, iterator: Iterator[Any], release: Callable[[], None]) -> None:
-        self._held = [iterator]
+        self._held = [iterator]  # a list: the finalizer empties it, and drops the only reference
         self._finish = weakref.finalize(self, _let_go, self._held, release)
 
     @property
@@ -225,7 +225,7 @@ def _dataset(
         return _read_together(samples, steps, together, size).with_options(_options(deterministic))
     batches = _stored(samples, steps, size, size)
     if changes:
-        rows = _Rows(mixed(seed, 7) >> 1, stream.rows.start, stream.global_batch)
+        rows = _Rows(mixed(seed, 7) >> 1, stream.rows.start, stream.global_batch)  # 63 bits: the key becomes an int64
         batches = tf.data.Dataset.zip(steps, batches).map(
             _as_written(lambda step, batch: (_augmented(batch[0], augment, step, rows), batch[1]))
         )
@@ -451,6 +451,7 @@ def _scaled(value: Any, field: Field) -> Any:
     low, spread = (statistics.mean, np.array(statistics.std)) if field.normalise == "mean-std" else (
         statistics.low, np.array(statistics.high) - np.array(statistics.low)
     )  # fmt: skip
+    # A constant field has no spread, and numpy's `where` computes both sides.
     scale = np.where(spread > 0, 1 / np.where(spread > 0, spread, 1), 1)
     exact = np.float32 if np.can_cast(field.dtype, np.float32) else np.float64
     scaled = (tf.cast(value, exact) - tf.constant(np.array(low, exact))) * tf.constant(scale.astype(exact))
@@ -462,6 +463,7 @@ def _decoder(dataset: Dataset) -> Callable[[Any], Any]:
     height, width, channels = dataset.sample_shape
 
     def decode(content: Any) -> Any:
+        # With animations the number of axes would depend on the file.
         image = tf.io.decode_image(content, channels=channels, expand_animations=False)
         size = tf.shape(image)[:2]
 
@@ -504,7 +506,9 @@ def _augmented(images: Any, augment: Augmentation, step: Any, rows: _Rows) -> An
     count, height, width = shape[0], shape[1], shape[2]
 
     def drawn(number: int, columns: int) -> Any:
+        # Two draws a step, neither with the seed of another draw.
         seed = tf.stack([tf.constant(rows.key, tf.int64), 2 * step + number])
+        # For the whole global batch, so that a sample's changes do not depend on the number of workers.
         numbers = tf.random.stateless_uniform((rows.total, columns), seed=seed)
         return numbers[rows.first : rows.first + count]
 

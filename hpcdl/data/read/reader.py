@@ -28,6 +28,7 @@ from hpcdl.data.format.shard_file import block_checksum, frame_checksum
 Array = npt.NDArray[Any]
 Values = Array | list[Array] | list[bytes]
 WINDOW_BYTES = 64 * 1024**2
+# Linux's limit for one preadv (IOV_MAX).
 _MOST_VIEWS = 1024
 _OF_HDF5 = {"opens": 1, "stats": 1}
 """HDF5's calls to open a file: one more stat, to see whether the name is a link; a link costs further calls."""
@@ -272,6 +273,7 @@ class SplitReader:
         self._shards: dict[int, OpenShard] = {}
         self._open: OrderedDict[int, None] = OrderedDict()
         self._lock = threading.Lock()
+        # Half of the limit: MPI, TensorFlow and other readers open files too.
         self._most_open = max(16, min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
         self._block_samples = manifest.block_samples
         self.fields = dataset.fields

@@ -83,7 +83,7 @@ def staged(
         log(wanted.summary(passed_on=passed_on))
         yield dataclasses.replace(dataset, folder=folder_of_node)
         if communicator is not None:
-            communicator.barrier()
+            communicator.barrier()  # the folder stays until the last rank of the node has read from it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +226,7 @@ def _locked_folder(base: Path, prefix: str) -> tuple[Made, int]:
         with contextlib.suppress(FileNotFoundError):  # another job's clean-up removed the folder before it was locked
             lock = open_new(folder.path / _LOCK, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if os.fstat(lock).st_nlink:
+            if os.fstat(lock).st_nlink:  # 0: it was removed between open and lock
                 return folder, lock
             os.close(lock)
 
@@ -346,6 +346,7 @@ def _pieces(
     """Yield the bytes of shards `numbers` in pieces; the buffer is reused for the next piece."""
     buffer = np.empty(_COPY_BYTES, np.uint8)
     for number in numbers:
+        # Unbuffered: straight into the piece, without a copy.
         with _copy_errors(shards[number], target), (source / shards[number].file).open("rb", 0) as original:
             while count := original.readinto(buffer.data):
                 yield number, buffer[:count]
@@ -396,6 +397,7 @@ def _copied(path: Path) -> Path:
     except OSError as error:
         raise _refused(path, error) from error
     try:
+        # A duplicate: closing it must not close the memfd, which would free the copy.
         with path.open("rb") as source, os.fdopen(os.dup(descriptor), "wb") as target:
             shutil.copyfileobj(source, target, 1 << 20)
     except OSError as error:

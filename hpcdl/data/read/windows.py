@@ -116,6 +116,7 @@ class GatheredWindows:
         gathered, row = self._batches.take(), 0
         for window, indices in epoch.positions(start, stop):
             samples = self._start(epoch, window).result()
+            # With mode="raise" numpy fills a buffer first and copies it to `out`.
             np.take(samples, indices, axis=0, out=gathered[row : row + len(indices)], mode="clip")
             row += len(indices)
             self._start(*self._following(epoch, window))
@@ -133,7 +134,7 @@ class GatheredWindows:
         key = (epoch.epoch, window)
         if key not in self._under_way:
             while len(self._under_way) > 1:
-                self._under_way.popitem(last=False)
+                self._under_way.popitem(last=False)  # frees the buffer of the oldest window for the next one
             self._under_way[key] = self._pool.submit(self._read, epoch, window)
         return self._under_way[key]
 
@@ -165,7 +166,7 @@ class ScatteredWindows:
         epoch = self._epochs.get(number)
         first, last = epoch.window_of(start), epoch.window_of(stop - 1)
         windows = [self._start(epoch, window) for window in range(first, last + 1)]
-        self._start(*self._following(step, epoch, last))
+        self._start(*self._following(step, epoch, last))  # before the wait, so that the reading thread is never idle
         for window in windows:
             window.result()
         for key in [key for key in self._under_way if key < (number, first)]:
@@ -182,7 +183,7 @@ class ScatteredWindows:
         """Discard all batches begun; those of `step` and later are read again."""
         for future in self._under_way.values():
             if not future.cancel():
-                future.exception()
+                future.exception()  # waits: a read in progress still writes into the batches
         self._under_way.clear()
         self._batches.clear()
         self._first = step
@@ -213,6 +214,7 @@ class ScatteredWindows:
         steps, rows = self._destinations(epoch, window)
         views: dict[int, memoryview] = {}
         for step in np.unique(steps[steps >= 0]).tolist():
+            # Without a lock: the pool's only thread adds batches, and `batch` waits for it before it takes one.
             if step not in self._batches:
                 self._batches[step] = self._buffers.take()
             views[step] = self._batches[step].reshape(-1).view(np.uint8).data
@@ -240,6 +242,7 @@ class ScatteredWindows:
         rows -= share.rows.start
         steps = epoch.epoch * share.steps_per_epoch + within_step
         of_epoch = (within_step >= 0) & (within_step < share.steps_per_epoch)
+        # Steps before the requested one are left out: nobody would take their batches.
         is_own = (rows >= 0) & (rows < share.batch_size) & of_epoch & (steps >= self._first)
         order = epoch.window_order(window)
         target_steps, target_rows = np.full(last - first, -1, np.int64), np.zeros(last - first, np.int64)

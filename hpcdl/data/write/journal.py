@@ -45,10 +45,10 @@ class PartialManifest:
         self._descriptor = open_to_append(path)
         content = path.read_bytes()
         whole_bytes = content.rfind(b"\n") + 1
-        cut(self._descriptor, whole_bytes)
+        cut(self._descriptor, whole_bytes)  # a line that a crash cut short would spoil the next one
         if whole_bytes == 0:
             self._append({"identity": identity, "source": state} | ({"split": split} if split else {}))
-            sync_folder(folder)
+            sync_folder(folder)  # the file's name must survive a crash too
         elif [document["source"] for document in _documents(path) if "source" in document][-1:] != [state]:
             self._append({"source": state})
 
@@ -170,6 +170,7 @@ def source_state(spec: SourceSpec, facts: SourceFacts, listed: str) -> str:
     for path in sorted({*_own(location, spec.format), *_named(facts, work)}):
         stat = path.stat()
         name = os.fsencode(path.relative_to(location) if path.is_relative_to(location) else path.name)
+        # With the inode: a copy with preserved times (cp -p) may have replaced the file.
         digest.update(b"%b\0%d %d %d\0" % (name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
     return digest.hexdigest()
 

@@ -513,7 +513,7 @@ def _shape(
     checks = spec.checks and spec.format in FILES_LISTED
     kinds = ImageKinds(size=layout.image_size, channels=layout.channels)
     for split, count in counts.items():
-        step = -(-count // _HEADERS)
+        step = -(-count // _HEADERS)  # spread over the split: neighbours in a folder are alike
         for number in range(0, count, step):
             row = index.rows(split, np.array([number], np.int64))[0]
             with contextlib.suppress(UnreadableSample):  # the writing finds it again and follows --on-error
@@ -600,6 +600,7 @@ def quotas(class_counts: Counts, fractions: list[float], seed: int) -> Counts:
     for number, fraction in enumerate(cumulative[:-1]):
         result[number, order] = np.diff(np.floor(fraction * before + 0.5).astype(np.int64))
         if number:
+            # Carried roundings may give a class less than the part before it: no part may be negative.
             result[number] = np.maximum(result[number], result[number - 1])
     result[-1] = class_counts
     return result
@@ -635,7 +636,7 @@ def divide(folder: Path, index: Index, whole: str, limits: Counts, names: Sequen
 def _targets(labels: Counts, seen: Counts, class_counts: Counts, limits: Counts, seed: int) -> Counts:
     """Return the split of each row; `seen` counts the rows of each class so far and is updated."""
     target = np.empty(len(labels), np.int64)
-    by_class = np.argsort(labels, kind="stable")
+    by_class = np.argsort(labels, kind="stable")  # stable: rows of a class keep the order that `seen` counts
     values, starts = np.unique(labels[by_class], return_index=True)
     for label, members in zip(values.tolist(), np.split(by_class, starts[1:]), strict=True):
         positions = np.arange(seen[label], seen[label] + len(members), dtype=np.int64)

@@ -119,7 +119,9 @@ def _kind(path: Path, mounts: Path) -> str:
         fields = line.split()
         if len(fields) < 3:
             continue
+        # The kernel writes blanks and backslashes of a path in octal, as \040.
         mount = Path(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[1]))
+        # Or equal: a later mount at the same point hides the earlier one.
         if (path == mount or mount in path.parents) and len(mount.parts) >= best:
             best, kind = len(mount.parts), fields[2]
     return kind

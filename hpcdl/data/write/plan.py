@@ -236,7 +236,7 @@ class ShardJob:
             (self.spec.work, "work"),
             (str(location.parent if location.is_file() else location), "source"),
         ):
-            text = text.replace(f"{json.dumps(folder)[1:-1]}/", f"{name}:")
+            text = text.replace(f"{json.dumps(folder)[1:-1]}/", f"{name}:")  # as it is escaped in `text`
         checksum = xxhash.xxh3_64_hexdigest(text.encode())
         return f"{checksum}-{self.spec.reader_digest}" if self.spec.reader_digest else checksum
 

@@ -61,7 +61,7 @@ class Moments:
         return Moments(
             count=len(columns),
             mean=mean.tolist(),
-            squares=np.square(columns - mean).sum(0).tolist(),
+            squares=np.square(columns - mean).sum(0).tolist(),  # about the mean: two large sums would cancel
             low=columns.min(0).tolist(),
             high=columns.max(0).tolist(),
         )
@@ -174,6 +174,7 @@ class ShardWriter:
         rows = np.delete(rows, bad)
         if not len(rows):
             raise _NothingReadable
+        # From the start: all offsets depend on the number of rows. Progress has been counted already.
         bad, checksum, moments = self._try(path, split, number, rows, lambda _: None)
         if bad:
             raise SourceChanged(f"samples that could be read a moment ago cannot any more, near {skipped[0]}")

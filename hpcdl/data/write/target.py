@@ -132,6 +132,7 @@ def no_space(target: Path, needed: int, *, at_most: bool = False, quota: bool = 
     """Return the error for a full file system, or a `quota` that is used up; `at_most`: compressed data takes less."""
     file_system = os.statvfs(target)
     free = f"{format_bytes(file_system.f_bavail * file_system.f_frsize)} are free"
+    # Zero files in all means no limit: some file systems make inodes as needed.
     if file_system.f_files and file_system.f_favail < _FEW_FILES:
         free += f", but only {counted(file_system.f_favail, 'file')} (`df -i`)"
     wanted = f"at most {format_bytes(needed)}" if at_most else format_bytes(needed)

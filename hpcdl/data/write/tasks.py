@@ -80,6 +80,7 @@ def _here(settings: WriterSettings, tasks: Iterable[Task], on_samples: OnSamples
             for split, number in tasks:
                 try:
                     result, settle = writer.begin(split, number, on_samples)
+                # The shard before is whole: entered now, it is not written again by --resume.
                 except BaseException:
                     if before is not None:
                         yield _settled(*before)
@@ -222,7 +223,7 @@ class _OwnPart:
     def _taken(self) -> Iterator[Task]:
         with suppress(IndexError):
             while not self._stop.is_set():
-                yield self._waiting.popleft()
+                yield self._waiting.popleft()  # atomic: the main thread takes from the same deque
 
     def _report_samples(self, samples: int) -> None:
         if self._stop.is_set():

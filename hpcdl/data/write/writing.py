@@ -220,6 +220,7 @@ def complete(request: ShardRequest) -> bool:
 def _clear(target: Path) -> None:
     """Remove the work files, perhaps of all samples, left by a writer that was killed after writing the manifest."""
     leftovers = (target / WORK_NAME, target / LOCK_NAME, *journal.partial_manifests(target))
+    # A finished folder may be read-only, or another user's: then they stay.
     if any(path.exists() for path in leftovers) and os.access(target, os.W_OK | os.X_OK):
         with writing(target):
             journal.remove(target)
@@ -428,6 +429,7 @@ def finish(request: ShardRequest, job: ShardJob, results: Results) -> Manifest:
         fields=fields,
         understood=list(job.facts.remarks),
     )
+    # First, then the removals: a kill in between leaves a finished folder, whose remains `_clear` removes.
     write_manifest(request.target, manifest)
     journal.remove(request.target)
     remove_work_folder(request.target)
@@ -502,6 +504,7 @@ def shard_with_ranks(
             try:
                 on_samples = counter(shown, 0, started)
                 results = write_part(request, job, todo, rank=communicator.rank, alone=False, on_samples=on_samples)
+            # Kept until the gather below, in which the other ranks wait.
             except (HpcdlError, OSError, KeyboardInterrupt) as error:
                 problem = error
         answers = communicator.allgather_json(_answer(problem, results))
@@ -512,7 +515,7 @@ def shard_with_ranks(
                 done[result.split, result.number] = result
         if first:
             finish(request, job, done)
-        communicator.barrier()
+        communicator.barrier()  # nobody reads the manifest before it is written
     manifest, _ = read_manifest(request.target)
     written = sum(len(answer["results"]) for answer in answers)
     return ShardReport(manifest=manifest, written=written, kept=len(done) - written, seconds=time.monotonic() - started)

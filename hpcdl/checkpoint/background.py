@@ -84,7 +84,7 @@ class Turn(AtOnce):
         if self._began is None:
             return
         (began_s, began_processor_s), self._began = self._began, None
-        # Processor time: wall time includes the times in which the kernel gave the core to a step.
+        # Processor time: wall time would include moments when a step had the core.
         now_s, took_s = time.monotonic(), time.thread_time() - began_processor_s
         fitted = self._in_gap and self._gaps.open_since_s is not None  # not if it outlasts its gap
         if fitted:

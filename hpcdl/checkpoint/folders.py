@@ -254,7 +254,7 @@ class CheckpointWriter:
             move(temporary, folder_of(self._folder, snapshot.step))
             # After the rename: a note about a checkpoint that failed would make a later --resume refuse.
             touch(self._folder.with_name(SAVED), f"{snapshot.step}\n".encode())
-            self._remove_old(snapshot.step)  # last: until the rename it may be the only valid one
+            self._remove_old(snapshot.step)  # last: until the rename an old checkpoint may be the only valid one
         except OSError as error:
             if temporary.name != FOLDER:  # the temporary folder exists
                 remove_folder(temporary, HOLDS)
@@ -452,7 +452,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Array], turn: AtOnce | None = 
         # It cannot seek, so zipfile never goes back to fill in sizes that are hashed already.
         with zipfile.ZipFile(hashed, "w") as archive:
             for name, array in arrays.items():
-                # Slices of its buffer are written: a transposed view has another order than its header says.
+                # C order, in which the content is written: for a transposed array the header would say Fortran order.
                 _write_array(archive, name, numpy.asarray(array, order="C"), turn)
         turn.pause()  # waiting for the disk is not work
     return hashed.size, hashed.digest.hexdigest()

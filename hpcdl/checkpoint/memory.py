@@ -337,7 +337,7 @@ def _make(folder: Path, run_dir: Path) -> None:
         if path != folder:
             with contextlib.suppress(OSError, ValueError):
                 _remove_abandoned(path)
-    folder.mkdir(mode=0o700, exist_ok=True)  # /dev/shm is open to all: another user may have this name
+    folder.mkdir(mode=0o700, exist_ok=True)  # in /dev/shm any user may have made a folder of this name
     if not _is_mine(folder):
         raise PermissionError(f"{folder} is a link, or another user's")
     write_text(folder / _OWNER, str(run_dir.resolve()))
@@ -439,7 +439,7 @@ def _rebuild_of(rank: int, holdings: Sequence[Holding]) -> Rebuild | None:
             for member in holdings
             if member.parity is not None
             and member.parity.hosts == holding.parity.hosts
-            # A node with a damaged copy cannot give its chunks: the XOR would spoil the others.
+            # With a damaged or missing copy on a node, the XOR would rebuild wrong files.
             and _ranks_of(member.parity.nodes[member.parity.index]) <= set(member.ranks)
         }
         needed = [node for node in range(len(holding.parity.nodes)) if node != lost]
@@ -477,7 +477,8 @@ def recover(folder: Path, communicator: Communicator, behind: int, log: Callable
             sources = " and ".join(host for number, host in enumerate(gone.hosts) if number != rebuild.lost)
             log(f"what {gone.hosts[rebuild.lost]} held of step {plan.step} is made again from the memory of {sources}")
     for rank, holder in sorted(plan.where.items()):
-        reader = hosts.index(hosts[rank % communicator.size])  # the first rank of its node: one transfer per node
+        # The first rank of its node, as holders are: equal if the copy is already there.
+        reader = hosts.index(hosts[rank % communicator.size])
         if reader != holder:
             _hand_over(folder, plan.step, rank, communicator, holder=holder, reader=reader)
     communicator.barrier()  # the other ranks of a node read what its first rank received

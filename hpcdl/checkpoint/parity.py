@@ -216,7 +216,7 @@ class GroupParity:
         """
         requests = []
         if incoming.size:
-            # Posted first, so that MPI receives into this buffer and keeps no copy of an unexpected message.
+            # Posted first: MPI can then receive straight into this buffer.
             requests.append(self._group.irecv(incoming, self._leader(self._own_group[source]), _TAG))
         if outgoing.size:
             requests.append(self._group.isend(outgoing, self._leader(self._own_group[to]), _TAG))

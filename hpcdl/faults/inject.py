@@ -226,7 +226,7 @@ class Injection:
                 self._log_fault(number)
                 flat = values.reshape(-1)
                 index = int(abs(flat).argmax())
-                # The last byte, on little-endian machines: sign and upper exponent. Its lowest bit is a factor of 4.
+                # The last byte on little-endian machines: the sign and the upper exponent bits.
                 flat[index : index + 1].view("uint8")[-1] ^= 1
 
     def _watch(self) -> None:

@@ -90,7 +90,6 @@ class ImpairedRequest:
     def __init__(self, inner: Request, network: Impairment, peer: int, buffer: Array, *, sends: bool) -> None:
         self.inner, self.peer = inner, peer
         self._network, self._num_bytes, self._sends = network, buffer.nbytes, sends
-        # A message to receive has no time yet: the link is busy with it only once it is sent.
         self._due_s = network.due_s((peer,), buffer.nbytes, sends=True) if sends else 0.0
         self.is_through = False
         """Whether its rank knows that it is done; this stays true."""

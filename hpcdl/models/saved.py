@@ -263,7 +263,7 @@ def _check_array(array: Any, num_bytes: int) -> None:
         raise ValueError("is said to be larger than the file")
     filters = [plan.get_filter(number)[0] for number in range(plan.get_nfilters())]
     strange = [number for number in filters if number not in _FILTERS]
-    # Each packing filter may expand a chunk a thousandfold, so two of them could do a million.
+    # gzip alone may expand a chunk a thousandfold; a second packing filter would multiply that.
     if strange or len(set(filters)) < len(filters) or {_DEFLATE, 32000} <= set(filters):
         raise ValueError(f"is packed by HDF5's filters {filters}; one of gzip and lzf is possible, with shuffle")
     if array.chunks is not None and filters:

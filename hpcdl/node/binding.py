@@ -92,7 +92,7 @@ def _numa(cores: Sequence[Core], ranks: int, cores_each: int) -> list[list[Core]
     counts = [1] * len(nodes)
     for _ in range(ranks - len(nodes)):
         loads = [len(group) / (count + 1) for group, count in zip(by_node, counts, strict=True)]
-        counts[loads.index(max(loads))] += 1  # the node with most cores for each of its ranks gets the next
+        counts[loads.index(max(loads))] += 1  # the node with most cores for each rank, the next included
     if any(count > len(group) for group, count in zip(by_node, counts, strict=True)):
         return _balanced(cores, ranks, cores_each)
     return [

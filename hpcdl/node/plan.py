@@ -182,7 +182,7 @@ def fill(topology: Topology, settings: Settings | None, ranks_per_node: int) -> 
         threads = max(threads * tuned_for // ranks_per_node, 1)
         settings = dataclasses.replace(settings, ranks_per_node=ranks_per_node)
         if ranks_per_node > available:
-            settings = dataclasses.replace(settings, binding="none")  # more ranks than cores
+            settings = dataclasses.replace(settings, binding="none")  # ranks would have to share cores
     return dataclasses.replace(
         settings, intra_op_threads=threads, inter_op_threads=settings.inter_op_threads or INTER_OP_DEFAULT
     )

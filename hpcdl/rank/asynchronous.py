@@ -150,7 +150,7 @@ class AsynchronousTrainer(Trainer):
         parts = self.parts
         departure = replace(own_departure, worker=parts.group.rank, steps=parts.outcome.steps_done)
         parts.outcome.num_lost = self._replica.num_lost
-        # The gather below would wait for lost ranks.
+        # Without the lost ranks, for which the gather below would wait.
         parts.host.group = survivors(observe(parts.group), self._replica.num_lost)
         departures = [Departure(**leaver) for leaver in parts.group.allgather_json(vars(departure))]
         lost = set(range(self._num_workers)) - {leaver.worker for leaver in departures}
@@ -164,7 +164,8 @@ class AsynchronousTrainer(Trainer):
         present = departures[: self.parts.group.size]
         donors = [index for index, leaver in enumerate(present) if leaver.reason != ERROR]
         if donors and present[0].reason in (ERROR, SIGNAL):
-            # Ties go to the lowest index, so that all agree. It counts in the group of those present, not in the world.
+            # Ties go to the lowest index, so that all agree. The index counts in the group of those present, not in the
+            # world.
             best = max(donors, key=lambda index: present[index].steps)
             broadcast_variables(self.parts.group, [*moving_statistics(self.parts.model).values()], best)
 
@@ -221,7 +222,7 @@ class AsynchronousTrainer(Trainer):
             first = next(leaver for leaver in departures if leaver.reason == ERROR)
             raise HpcdlError(f"every worker has left; worker {first.worker}: {first.text}")
         if parts.group.rank == 0:
-            # Until here it counts this worker's own steps; the checkpoint is the center's.
+            # Until here the position counts this worker's own steps; the checkpoint is the center's.
             parts.host.position.step = parts.host.steps_done()
             parts.saver.save(count=self._replica.count)
             parts.leave_early(reason, parts.host.position.step)

@@ -93,7 +93,7 @@ class ServeInPlace:
         group, lost = surviving_ranks(self.world, self.watch)
         workers, servers = surviving_roles(group, self.context.num_workers, self.least, lost)
         gather_center(group, before.part() if isinstance(before, HoldsCenter) else None)
-        # This and the two calls below take part in the workers' collectives (rank/shrink.py), in their order.
+        # As in rank/shrink.py: split, then the allgather_json and the barrier of `_note` and `_mended`.
         group.split(1)
         exchange = group.for_purpose(EXCHANGE)
         context = dataclasses.replace(self.context, communicator=exchange, num_workers=workers, num_servers=servers)

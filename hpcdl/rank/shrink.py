@@ -113,7 +113,7 @@ def _agree(group: Observed, trainer: Trainer, center: Center | None) -> Survivor
         "seconds_to_target": parts.outcome.seconds_to_target,
     }
     answers = group.allgather_json(own_state)
-    # At one step, a rank with a longer history has already counted the end of the epoch.
+    # Of ranks at the same step, the one with the longer history has already counted the end of the epoch.
     progress = [(one["step"], len(one["facts"]["history"])) for one in answers]
     leader = progress.index(max(progress))
     apart = len({one["step"] for one in answers}) > 1

@@ -178,7 +178,7 @@ def leave(exit_code: int) -> NoReturn:
     The shutdown may hang: it destroys TensorFlow's thread pools, which wait for threads that wait for the interpreter's
     lock, while the other ranks wait in MPI_Finalize (docs/decisions/0100).
     """
-    # `os._exit` skips them, and one writes out the last incomplete lines of a script's output.
+    # `os._exit` skips the exit functions, one of which writes out a script's last incomplete line.
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):

@@ -115,7 +115,8 @@ def _run_worker(
     leads = communicator.rank == 0
     threads = runtime.configure(
         deterministic=config.run.deterministic,
-        seed=config.run.seed + communicator.rank,  # dropout differs by rank; `Parts.start` gives all the weights of one
+        # Dropout differs by rank; `Parts.start` gives every rank the same weights.
+        seed=config.run.seed + communicator.rank,
         precision=config.model.precision,
     )
     record = dataclasses.replace(started, intra_op_threads=threads[0], inter_op_threads=threads[1])
@@ -141,7 +142,8 @@ def _run_worker(
     parts = functools.partial(Parts, run_plan, model, worker, group, journal, run_dir, injection, *copying)
     kind = SynchronousTrainer if run_plan.info.features.synchronous else AsynchronousTrainer
     trainer: Trainer = kind(parts())
-    trainer.parts.host.once_after = after_first_step  # the first step traces the graph, the last large heap of objects
+    # Resumes garbage collection: tracing in the first step makes the last of the many objects.
+    trainer.parts.host.once_after = after_first_step
     record = _begun(trainer, group, record, run_dir, kernels.line())
     # The journal is looked up at each call: after a loss another may be in its place.
     watch.actions.log = lambda text: trainer.parts.journal.write("message", text=f"warning: {text}")

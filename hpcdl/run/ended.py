@@ -138,7 +138,7 @@ def note_end(
         untouched = before is not None and before == stamp_of(run_dir)
         if untouched and (refused or isinstance(error, _BEFORE_IT_BEGAN) or record.status == FINISHED):
             return
-        # The rank that noted its end first knows the cause; later errors follow from it.
+        # An end is noted already: later errors usually follow from it.
         if blank is None and record.status != RUNNING:
             return
         state = STOPPED if isinstance(error, StoppedEarly) else FAILED

@@ -168,7 +168,7 @@ def written(run_dir: Path, checkpoint: InterruptionConfig) -> Iterator[EarlierSt
         _check_links(run_dir)
         there = read_bytes(run_dir / CONFIG_FILE) if (run_dir / CONFIG_FILE).exists() else None
         if (run_dir / FOLDER).is_dir():
-            # Rank 0 holds this lock (rank/main.py): once it is free, no rank of a killed run writes any more.
+            # Rank 0 (after a loss the first survivor) holds this lock while it lives: wait until it has ended.
             with writing(run_dir / FOLDER, PARTING_S):
                 pass
         forget_struck(run_dir)

@@ -55,7 +55,7 @@ def build_schedule(config: OptimizerConfig, *, global_batch: int, num_steps: int
 
 def _progress(schedule: Schedule, step: int) -> float:
     """Return the completed share of the steps after the warm-up, from 0 to 1."""
-    total = max(schedule.num_steps - schedule.warmup_steps, 1)  # a run may be all warm-up
+    total = max(schedule.num_steps - schedule.warmup_steps, 1)
     return min((step - schedule.warmup_steps) / total, 1.0)
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
 
 
-AGREE_EVERY_S = 0.1  # an agreement in every step costs a small network a percent
+AGREE_EVERY_S = 0.1  # an agreement in every step costs LeNet one percent (docs/decisions/0012)
 CALIBRATION_STEPS = (5, 50)
 """After this many steps the workers measure how many steps fit into the interval; the first steps are slow."""
 
@@ -185,7 +185,7 @@ def check_same_weights(variables: Mapping[str, Any], group: Communicator, when: 
     gathered = group.allgather_json([digest_of(variable) for variable in variables.values()])
     names = [*variables, *["a variable that this rank has not got"] * max(map(len, gathered))]
     for name, column in zip(names, itertools.zip_longest(*gathered, fillvalue=""), strict=False):
-        # Without a majority the lowest rank counts as right.
+        # In a tie, the value of the lowest rank counts as right.
         usual = max(set(column), key=lambda digest: (column.count(digest), -column.index(digest)))
         odd_ranks = [str(rank) for rank, digest in enumerate(column) if digest != usual]
         if odd_ranks:

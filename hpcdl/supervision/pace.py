@@ -220,7 +220,7 @@ class PaceKeeper:
             self._log_once("slow", slow.rank, self._words(slow, paces[slow.rank].host))
         if self.eviction is None:
             return
-        # One at a time: without it, the median of the others is another one.
+        # One at a time: without this worker the median changes, and others may no longer count as slow.
         for slow in self._compared.slow(self.eviction.factor, WINDOWS)[:1]:
             text = f"{self._words(slow, paces[slow.rank].host)}; --evict-slow {self.eviction.factor:g}"
             remaining = [rank for rank in paces if rank != slow.rank]

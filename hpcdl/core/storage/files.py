@@ -251,7 +251,7 @@ def _toml_value(value: Any, name: str) -> str:
             value.encode()
         except UnicodeEncodeError:
             raise UsageError(f"{name}: {value!r} is not UTF-8 and cannot be kept in a TOML file; rename it") from None
-        # JSON leaves DEL as it is, and TOML forbids it.
+        # JSON leaves DEL as it is, and TOML forbids it; the C1 controls are escaped as well.
         return _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(value, ensure_ascii=False))
     if isinstance(value, float) or (isinstance(value, int) and -(2**63) <= value < 2**63):
         return repr(value)

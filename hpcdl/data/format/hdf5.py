@@ -165,7 +165,8 @@ def create_shard(path: Path, frame: ShardFrame) -> NewShardOffsets:
         "w",
         libver=("earliest", "v110"),
         locking=False,
-        alignment_threshold=_METADATA_BYTES,  # smaller objects are not aligned: each would waste a page
+        # Smaller objects are not aligned: each would waste up to a page or a stripe.
+        alignment_threshold=_METADATA_BYTES,
         alignment_interval=frame.alignment,
     ) as file:
         attributes = frame.attributes
@@ -209,7 +210,7 @@ def create_shard(path: Path, frame: ShardFrame) -> NewShardOffsets:
 
 def _add_contiguous(file: h5py.File, name: str, shape: tuple[int, ...], dtype: str) -> int:
     """Add a data set with space allocated at once; return its offset, 0 if it has no bytes."""
-    # The low-level interface: create_dataset cannot set the time of allocation.
+    # The low-level interface: create_dataset has no argument for the time of allocation.
     plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     plist.set_layout(h5py.h5d.CONTIGUOUS)
     plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)  # its offset is needed now

@@ -270,7 +270,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         for name in ("categories", "columns"):
             if not field_document[name]:
                 del field_document[name]
-    # Through JSON and back: tuples become lists, as for a reader.
+    # Through JSON and back: the checksum is of exactly what a reader gets.
     document["checksum"] = checksum_of(json.loads(json.dumps(document)))
     write_text(folder / FILE_NAME, json.dumps(document, indent=1) + "\n")
 

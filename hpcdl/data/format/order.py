@@ -48,7 +48,7 @@ def permuted(positions: Ids, num: int, key: int) -> Ids:
     """Apply the permutation of 0 .. num-1 selected by `key` to each of `positions` (int64, in range)."""
     if num <= 1:
         return positions.copy()
-    # The network permutes two equal halves of bits: at most four times `num`, so few values need another round.
+    # The network needs an even number of bits: its range is less than four times `num`, so a few rounds are enough.
     half = max(1, ((num - 1).bit_length() + 1) // 2)
     result = _feistel(positions.astype(np.uint64), half, key)
     outside = result >= num

@@ -77,7 +77,7 @@ class Prefetched(Generic[Item]):
     ) -> None:
         self._ready: queue.Queue[Any] = queue.Queue(depth)
         stop = threading.Event()
-        # The thread has no reference to this object, which would then never be finalized.
+        # Not a bound method: a thread that refers to this object would keep it from being finalized.
         thread = threading.Thread(target=_run, args=(produce, self._ready, stop), name="hpcdl-prefetch", daemon=True)
         self._finish = weakref.finalize(self, _end, thread, stop, release)
         self._over = False

@@ -170,7 +170,7 @@ def source_state(spec: SourceSpec, facts: SourceFacts, listed: str) -> str:
     for path in sorted({*_own(location, spec.format), *_named(facts, work)}):
         stat = path.stat()
         name = os.fsencode(path.relative_to(location) if path.is_relative_to(location) else path.name)
-        # With the inode: a copy with preserved times (cp -p) may have replaced the file.
+        # With the inode: a file of the same size and time may have been moved into its place (mv, rsync -t).
         digest.update(b"%b\0%d %d %d\0" % (name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
     return digest.hexdigest()
 

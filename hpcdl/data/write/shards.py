@@ -61,7 +61,8 @@ class Moments:
         return Moments(
             count=len(columns),
             mean=mean.tolist(),
-            squares=np.square(columns - mean).sum(0).tolist(),  # about the mean: two large sums would cancel
+            # About the mean: a difference of two large sums would lose digits.
+            squares=np.square(columns - mean).sum(0).tolist(),
             low=columns.min(0).tolist(),
             high=columns.max(0).tolist(),
         )

@@ -33,7 +33,8 @@ def decided(communicator: Communicator, decide: Callable[[], Answer]) -> Answer:
         try:
             answer = decide()
         except HpcdlError as error:
-            problem = error
+            problem = error  # raised below: the others wait in the agreement
+    # Gathered, not broadcast: only rank 0 knows the answer's length, which a broadcast needs on every rank.
     exit_code, shared = communicator.allgather_json([problem.exit_code if problem else None, answer])[0]
     if problem is not None:
         raise problem

@@ -108,6 +108,6 @@ def _ping(group: Communicator, parent: int, clock: Callable[[], float]) -> Clock
         group.isend(stamp, parent).wait()
         group.irecv(stamp, parent).wait()
         received = clock()
-        half_s = max((received - sent) / 2, 1e-9)
+        half_s = max((received - sent) / 2, 1e-9)  # 0 would mean that no trip was measured
         points.append(ClockPoint(parent=parent, own_s=sent + half_s, parent_s=float(stamp[0]), error_s=half_s))
     return min(points, key=lambda point: point.error_s)

@@ -106,6 +106,7 @@ class IdleGaps:
                     self.changed.wait(min(left_s, _ASK_S))
                     core.forget()
                     continue
+            # Looking for an idle core may take a millisecond, in which the message may have arrived.
             if self.fits(slice_s) and core.is_idle() and self.open_since_s is not None:
                 return True
             time.sleep(_LOOK_S)

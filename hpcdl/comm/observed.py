@@ -259,6 +259,7 @@ class RankMonitor:
             self._at_it_since_s = now_s
         if step is not None:
             self.recorder.step(step)
+        # One tuple: the watchdog never reads half of a change.
         self.activity = (what, known_step if step is None else step, now_s)
 
     def step_over(self, borders: Sequence[float], waited_s: float = 0.0, *, follows: bool = False) -> None:
@@ -272,7 +273,7 @@ class RankMonitor:
     def traffic(self, purpose: str = EXCHANGE) -> Traffic:
         """Return the sum over all groups of that purpose since the start."""
         total = self._past.get(purpose, Traffic())
-        for lane in tuple(self._lanes):
+        for lane in tuple(self._lanes):  # a copy: other threads add lanes meanwhile
             if lane.purpose == purpose:
                 total += lane.traffic()
         return total
@@ -307,7 +308,7 @@ class RankMonitor:
         finally:
             lane.leave()
             self.forget(lane)
-            self.doing(self.activity[0])
+            self.doing(self.activity[0])  # the end of the wait is progress, and the lane that noted it is gone
 
     def lane(self, purpose: str, members: Sequence[int]) -> Lane:
         """Return a new lane for one group's heartbeat and counts."""
@@ -403,7 +404,7 @@ class Lane:
         """Begin a blocking operation that waits for `peers`, if there are any."""
         self._num_bytes, self._peers = num_bytes, peers
         self._since_s = time.monotonic()
-        self._operation = operation
+        self._operation = operation  # last: the watchdog's thread reads the others once this is set
 
     def leave(self, peer: int = -1) -> None:
         """End the operation, whether or not it succeeded."""
@@ -442,7 +443,7 @@ class ObservedRequest:
         """Return when the buffer may be used again (send) or is filled (receive)."""
         gaps = self._lane.monitor.gaps
         if gaps.wanted:
-            gaps.wait_until(self.inner.test)
+            gaps.wait_until(self.inner.test)  # true also of a failed message: only `wait` raises its error
         self.inner.wait()
         self.through()
 
@@ -612,6 +613,7 @@ class Observed:
         self._inner.abort(exit_code)
 
     def _of_part(self, part: Communicator) -> Observed:
+        # The library numbers a part's ranks from 0; the watchdog and its alarm files name ranks of the world.
         return self._like(part, part.allgather_json(self.monitor.rank))
 
     def _like(self, inner: Communicator, members: Sequence[int]) -> Observed:

@@ -49,6 +49,7 @@ class Channel:
     """Messages to and from one peer. Keys differ by direction, and messages are numbered."""
 
     def __init__(self, connection: socket.socket, peer: int, sending_key: bytes, receiving_key: bytes) -> None:
+        # Without it the kernel holds a short message back until the peer has acknowledged the one before.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection = connection
         self._sending_key = sending_key
@@ -73,7 +74,7 @@ class Channel:
         """Return the next message. Raises RankError if the peer is gone, silent for too long, or not authentic."""
         try:
             length, signature = _HEADER.unpack(_read(self._connection, _HEADER.size))
-            if length > MAX_MESSAGE_BYTES:
+            if length > MAX_MESSAGE_BYTES:  # not authenticated yet: it must not make this rank allocate 4 GiB
                 raise ConnectionError(f"a message of {length} bytes is announced")
             content = _read(self._connection, length)
         except OSError as error:
@@ -132,6 +133,7 @@ def welcome(connection: socket.socket, secret: bytes, timeout_s: float) -> Chann
 
 def _keys(secret: bytes, nonces: bytes, rank: int) -> tuple[bytes, bytes]:
     """Return the keys of this connection: for messages of the worker, and for messages of rank 0."""
+    # Nonces of both sides: no earlier connection can be replayed. A key for each way: no message can be sent back.
     base = nonces + rank.to_bytes(4, "big")
     return hmac.digest(secret, b"up" + base, hashlib.sha256), hmac.digest(secret, b"down" + base, hashlib.sha256)
 
@@ -143,7 +145,7 @@ def _mac(key: bytes, number: int, content: bytes) -> bytes:
 def _read(connection: socket.socket, num_bytes: int) -> bytes:
     content = bytearray()
     while len(content) < num_bytes:
-        piece = connection.recv(min(num_bytes - len(content), 1 << 20))
+        piece = connection.recv(min(num_bytes - len(content), 1 << 20))  # recv allocates all that it may return
         if not piece:
             raise ConnectionError("the connection ended")
         content += piece
@@ -158,6 +160,7 @@ def create_secret(path: Path) -> None:
 def read_secret(path: Path) -> bytes:
     """Return the secret in `path`. Raises UsageError if others could have read or written it."""
     try:
+        # A link could lead to a file whose content another user knows.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError as error:
         raise UsageError(
@@ -269,6 +272,7 @@ def _gather_ranks(size: int, address: str, secret: bytes, announcement: Path, ti
         on_failure.callback(remove_file, announcement)
         deadline_s = time.monotonic() + timeout_s
         while len(channels) < size - 1:
+            # 0 would not wait at all, and raise BlockingIOError instead.
             listener.settimeout(max(0.01, deadline_s - time.monotonic()))
             try:
                 connection, _ = listener.accept()
@@ -290,6 +294,7 @@ def _gather_ranks(size: int, address: str, secret: bytes, announcement: Path, ti
 def _read_announcement(path: Path, secret: bytes) -> tuple[str, int] | None:
     try:
         document = json.loads(path.read_text())
+        # An earlier job's announcement fails: it had another secret.
         if hmac.compare_digest(document["signature"], _signature(document["place"], secret)):
             address, port = document["place"]
             return str(address), int(port)
@@ -387,11 +392,13 @@ class ControlCommunicator:
         self._num_groups += 1
         answers = self.allgather_json([color, key])
         members = [rank for _, rank in sorted((k, rank) for rank, (c, k) in enumerate(answers) if c == color)]
+        # A name for each split and color: all parts connect in this folder at the same time.
         secret_file = self._secret_file.with_name(f"{self._secret_file.name}.{self._num_groups}-{color}")
         if self.rank == members[0]:
             remove_file(secret_file)
             create_secret(secret_file)
         self.barrier()
+        # The barriers frame the connecting: nobody reads an older secret, and nobody finds this one removed.
         group = ControlCommunicator(members.index(self.rank), len(members), self.address, secret_file)
         self.barrier()
         if self.rank == members[0]:

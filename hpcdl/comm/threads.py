@@ -70,6 +70,7 @@ class World:
         with self.changed:
             while True:
                 look()
+                # First what has arrived, then who has left: the last message of a rank that left still counts.
                 for index, request in enumerate(requests):
                     if request.done:
                         if request.problem:
@@ -82,7 +83,7 @@ class World:
         if self.failure is not None:
             rank, error = self.failure
             raise RankError(f"rank {rank} failed: {error}", rank=rank, host=self.hosts[rank]) from error
-        if all(request.peer in self.left for request in requests):
+        if all(request.peer in self.left for request in requests):  # any one of the others may still complete
             peer = requests[0].peer
             raise RankError(f"rank {peer} left without the message that is waited for", rank=peer)
 
@@ -267,7 +268,7 @@ class ThreadCommunicator:
         name = (self._name, self._num_arrays)
         with self._world.changed:
             self._world.shared[*name, self.rank] = numpy.zeros(length, dtype)
-        self.barrier()
+        self.barrier()  # every thread's array must be there before the list is made
         return ThreadRemoteArray(self._world, [self._world.shared[*name, rank] for rank in range(self.size)], self.rank)
 
     def failed(self) -> set[int]:

@@ -27,7 +27,7 @@ def failed_ranks(mpi: Any, group: Any) -> set[int]:
     try:
         dead = group.Get_failed()
         ranks = dead.Translate_ranks(None, group.Get_group())
-    except (AttributeError, NotImplementedError, mpi.Exception):
+    except (AttributeError, NotImplementedError, mpi.Exception):  # mpi4py, its build or the library may lack ULFM
         return set()
     return {int(rank) for rank in ranks}
 
@@ -109,7 +109,7 @@ class MpiRemoteArray:
         self.host: str = mpi.Get_processor_name()
         self._window = mpi.Win.Allocate(length * self._item_bytes, self._item_bytes, comm=group)
         self.own: Array = numpy.frombuffer(self._window.tomemory(), dtype=dtype, count=length)
-        self.own[...] = 0
+        self.own[...] = 0  # before the barrier: zeros written later would erase another rank's addition
         self._window.Lock_all()
         group.Barrier()
 
@@ -153,6 +153,7 @@ def no_passive_progress(group: Communicator) -> str:
     if far:  # establishes connections while the owner still takes part
         array.add(0, numpy.ones(1))
     group.barrier()
+    # Both additions: the one before the barrier, and the one that is tested.
     expected = 2 * sum(host != hosts[0] for host in hosts)
     if far:
         time.sleep(HEAD_START_S)

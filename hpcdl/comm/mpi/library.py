@@ -50,7 +50,7 @@ def readable_lines() -> Iterator[None]:
     with own_end, other_end, warnings.catch_warnings():
         # From Python 3.12 on fork warns of threads, such as waiting threads of libraries: the child uses none of them.
         warnings.simplefilter("ignore", DeprecationWarning)
-        os.dup2(own_end.fileno(), spoken)
+        os.dup2(own_end.fileno(), spoken)  # the rank's MPI takes this number from PMI_FD
         between = os.fork()
         if between == 0:
             own_end.close()
@@ -62,7 +62,7 @@ def readable_lines() -> Iterator[None]:
         os.dup2(slurm, spoken)
         os.close(slurm)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(between, signal.SIGKILL)
+            os.kill(between, signal.SIGKILL)  # it ignores the signals by which launchers end a job
         os.waitpid(between, 0)
 
 
@@ -109,6 +109,7 @@ def _shorter(message: bytes) -> bytes:
     match = _ANNOUNCED.search(message)
     if match is None or int(match[1]) <= LONGEST_VALUE:
         return message
+    # PMI-2 puts the length in front of each message, so the digits are padded.
     return message[: match.start(1)] + str(LONGEST_VALUE).zfill(len(match[1])).encode() + message[match.end(1) :]
 
 
@@ -139,7 +140,7 @@ def import_mpi(*, initialize: bool) -> Any:
         if not any(INFINIBAND.glob("*")):
             os.environ.setdefault(*_UCX_WITHOUT_HOOKS)
         mpi4py.rc.initialize = False
-        mpi4py.rc.finalize = True
+        mpi4py.rc.finalize = True  # by default mpi4py finalizes only an MPI that it has initialized itself
         mpi4py.rc.thread_level = "multiple"
     try:
         from mpi4py import MPI
@@ -151,7 +152,7 @@ def import_mpi(*, initialize: bool) -> Any:
     if initialize and not MPI.Is_initialized():
         with readable_lines():
             _start(MPI)
-        MPI.COMM_WORLD.Barrier()
+        MPI.COMM_WORLD.Barrier()  # a name must stay until the last rank of the node has opened it
         forget_names()
     return MPI
 
@@ -167,6 +168,7 @@ def _start(mpi: Any) -> None:
     init.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_int))
     if error := init(None, None, mpi.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int())):
         raise mpi.Exception(error)
+    # Errors without a communicator go to COMM_SELF since MPI 4, and to COMM_WORLD before.
     for communicator in (mpi.COMM_SELF, mpi.COMM_WORLD):
         communicator.Set_errhandler(mpi.ERRORS_RETURN)  # mpi4py turns these into exceptions
 

@@ -32,7 +32,7 @@ def spread(communicator: Any, source: IO[bytes] | None, target: IO[bytes]) -> No
             return
         view = memoryview(block)[: length[0]]
         communicator.Bcast(view, root=0)
-        if heard:
+        if heard:  # a rank without a reader stays in the broadcasts: they need every rank
             try:
                 target.write(view)
             except BrokenPipeError:
@@ -62,7 +62,7 @@ def main() -> int:
         return 1
     with contextlib.ExitStack() as files:
         source = files.enter_context(Path(file).open("rb", buffering=0)) if communicator.Get_rank() == 0 else None
-        communicator.Barrier()
+        communicator.Barrier()  # STARTED is true only once all ranks are there
         if source is not None:
             print(STARTED, flush=True)
         program = subprocess.Popen(command, stdin=subprocess.PIPE)

@@ -78,7 +78,7 @@ def _core(
         send = communicator.isend(part[edges[sent_range[0]] : edges[sent_range[1]]], fold.rank_of(partner), tag)
         yield
         receive.wait()
-        add(kept_part, landing)
+        add(kept_part, landing)  # before the send is complete: it reads the other half
         send.wait()
     for partner, own_range, sent_range in reversed(halvings):
         receive = communicator.irecv(part[edges[sent_range[0]] : edges[sent_range[1]]], fold.rank_of(partner), tag)

@@ -91,6 +91,7 @@ def find_nodes(communicator: Communicator, message_bytes: int) -> Nodes:
     local_rank = hosts[: communicator.rank].count(communicator.host)
     num_lanes = min(LANES, *(hosts.count(name) for name in names))
     node = communicator.split(names.index(communicator.host), communicator.rank)
+    # A split needs every rank: those without a lane form a group that nothing uses.
     lane = communicator.split(min(local_rank, num_lanes), communicator.rank)
     most_local = max(hosts.count(name) for name in names)
     num_slots = 4 if len(names) > 1 else 3  # as many slices are in progress as there are stages
@@ -138,7 +139,7 @@ def _stages(nodes: Nodes, workspace: Workspace, add: Add, finished: Finished) ->
         own_part = piece.part[piece.own]
         for rank in range(nodes.node.size):
             if rank != own_rank:
-                add(own_part, piece.rows[rank, piece.own])
+                add(own_part, piece.rows[rank, piece.own])  # one rank sums a share for all, so all get the same bits
         piece.sums[piece.own] = own_part
 
     def cross(piece: _Slice) -> None:
@@ -147,7 +148,7 @@ def _stages(nodes: Nodes, workspace: Workspace, add: Add, finished: Finished) ->
             ring.allreduce(nodes.lane, piece.sums[start:end], workspace, add)
 
     def take(piece: _Slice) -> None:
-        for part in (slice(None),) if several else piece.others:
+        for part in (slice(None),) if several else piece.others:  # on one node its own share is already summed
             piece.part[part] = piece.sums[part]
         finished(piece.part)
 
@@ -161,5 +162,5 @@ def _pipeline(nodes: Nodes, slices: list[_Slice], stages: list[_Stage]) -> None:
         for behind, stage in enumerate(stages):
             if 0 <= step - behind < len(slices):
                 stage(slices[step - behind])
-        if step < last:
+        if step < last:  # none after the last stage: slots alternate (`_Slice`)
             nodes.node.barrier()

@@ -100,6 +100,7 @@ def swap_pieces(communicator: Communicator, outgoing: Sequence[Array], incoming:
     incoming[rank][...] = outgoing[rank]
     requests: list[Request] = []
     for distance in range(1, size):
+        # Every rank begins with another partner: messages to rank 0 first from all would queue there.
         source, destination = (rank - distance) % size, (rank + distance) % size
         if incoming[source].size:
             requests.append(communicator.irecv(incoming[source], source))
@@ -173,6 +174,7 @@ def run_sliced(
             pass
         finished(flat)
         return
+    # All slices take equally many turns on a rank, so slice i has slot i % SLOTS, its tag, on every rank.
     starts = collections.deque(range(0, flat.size, slice_length))
 
     def work(slot: int) -> Iterator[None]:
@@ -186,7 +188,7 @@ def run_sliced(
     in_turn = collections.deque(work(slot) for slot in range(min(SLOTS, len(starts))))
     while in_turn:
         exchanging = in_turn.popleft()
-        if next(exchanging, _END) is not _END:
+        if next(exchanging, _END) is not _END:  # an exchange yields None, so None cannot mark its end
             in_turn.append(exchanging)
 
 

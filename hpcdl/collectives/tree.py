@@ -41,7 +41,7 @@ def exchange(communicator: Communicator, part: Array, scratch: Array, add: Add, 
     rank = communicator.rank
     children = _children(rank, communicator.size)
     landing = scratch[: part.size]
-    for child in children:
+    for child in children:  # the nearest has the smallest subtree, so its sum is ready first
         receive = communicator.irecv(landing, child, tag)
         yield
         receive.wait()

@@ -196,7 +196,7 @@ def pack_fp4(values: Array, rest: Array) -> Array:
         codes = _codes(rows / divisors(scales[blocks]))
         numpy.subtract(rows, _SIGNED[codes] * scales[blocks, None], out=rest[part].reshape(shape))
         flat = codes.reshape(-1)
-        half = numbers[part.start // 2 :][: (flat.size + 1) // 2]
+        half = numbers[part.start // 2 :][: (flat.size + 1) // 2]  # BLOCK is even: a block begins with a whole byte
         half[:] = flat[0::2]
         half[: flat.size // 2] |= flat[1::2] << 4
     return packed

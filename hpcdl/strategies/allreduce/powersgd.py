@@ -62,6 +62,7 @@ class PowerSgd:
         lefts = [times(matrix, self._started(piece)) for matrix, piece in zip(matrices, pieces, strict=True)]
         lefts = [orthonormal(left) for left in summed(lefts, reduce)]
         rights = [transposed_times(matrix, left) for matrix, left in zip(matrices, lefts, strict=True)]
+        # Rests before the second sum: a rank that has the sum relies on every other rank's rest.
         for piece, matrix, left, right in zip(pieces, matrices, lefts, rights, strict=True):
             piece_rest = rest[piece.span].reshape(matrix.shape)
             for rows in few_rows(matrix):
@@ -89,6 +90,7 @@ class PowerSgd:
         last_right = self._right.get(piece.variable)
         if last_right is not None and last_right.any(axis=0).all():
             return last_right
+        # Seeded by the variable, so that every rank draws the same matrix.
         fresh: Array = numpy.random.default_rng(piece.variable).standard_normal((columns, self._rank), numpy.float32)
         return fresh if last_right is None else numpy.where(last_right.any(axis=0), last_right, fresh)
 
@@ -141,7 +143,7 @@ def orthonormal(matrix: Array) -> Array:
     """
     columns = matrix.T.astype(numpy.float64)
     for number, column in enumerate(columns):
-        for _ in range(2):
+        for _ in range(2):  # once leaves rounding errors along columns that are nearly dependent
             for earlier in columns[:number]:
                 column -= (earlier * column).sum() * earlier
             length = math.sqrt(float((column * column).sum()))

@@ -187,7 +187,7 @@ class AllReduceWorker(Worker):
             if number == made_last:
                 in_order = tf.gather(tf.concat(bounds, 0), numpy.argsort(sent))
                 agreed.append(self._guard.agreed(in_order, names, self._total))
-            return [bounds[number], *agreed]
+            return [bounds[number], *agreed]  # the bound first: the exchange overwrites the gradients
 
         averaged, suspicious = self._exchange(gradients, plan, before=before)
         return averaged, agreed[0], suspicious
@@ -231,7 +231,7 @@ class AllReduceWorker(Worker):
             with tf.control_dependencies(previous):
                 scale_of = self._scaler(number) if wire.scaled else None
                 alone = names[bucket[0]] if names and len(bucket) == 1 and wire.exponent is None else ""
-                first = number == 0 and scale_of is None
+                first = number == 0 and scale_of is None  # else the scale's own sum is first; what it found stays
                 reducer = self._reducer(number, wire, first, alone, pieces_of(bucket, of_bucket))
                 reduced, suspicious = exchange_bucket(flat, of_bucket, reducer, wire, scale_of)
             previous = [suspicious]
@@ -251,6 +251,7 @@ class AllReduceWorker(Worker):
         kinds = [
             (self._wire if self._wire.carries(gradient.shape) else plain, gradient.dtype) for gradient in gradients
         ]
+        # Not a set, whose order may differ between ranks: then they would exchange different buckets.
         for kind in sorted(dict.fromkeys(kinds), key=lambda kind: kind[0] is not self._wire):
             group = [index for index, other_kind in enumerate(kinds) if other_kind == kind]
             sizes = [kind[1].size * gradients[index].shape.num_elements() for index in group]
@@ -386,7 +387,7 @@ def shaped(flat: Any, shape: Any) -> Any:
 def broadcast_variables(communicator: Communicator, variables: Sequence[Any], root: int = 0) -> None:
     """Give every rank the root's values of `variables`."""
     for variable in variables:
-        value = numpy.asarray(variable.numpy()).copy()
+        value = numpy.asarray(variable.numpy()).copy()  # it may share the variable's memory, into which MPI would write
         communicator.broadcast(value, root)
         if communicator.rank != root:
             variable.assign(value)

@@ -321,6 +321,7 @@ class FiniteGuard:
             if bad_names:
                 raise own_error
             return  # large, but finite: their squares overflowed
+        # Before this rank raises: the others learn the cause here.
         messages = self._group.allgather_json(str(own_error) if bad_names else "")
         if bad_names:
             raise own_error

@@ -115,7 +115,7 @@ class ServerLink:
         return {}
 
     def _ask(self, sent: Array, reply: Array, kind: int, rate: float = 0.0, steps: int = 0) -> None:
-        self._send(sent, (kind, rate, 0, steps))
+        self._send(sent, (kind, rate, 0, steps))  # to all servers before the first reply: they work at the same time
         for index, (span, message) in enumerate(zip(self._spans, self._messages, strict=True)):
             message.receive(self._channel, self._context.num_workers + index)
             reply[span] = message.payload

@@ -78,7 +78,7 @@ class LockFreeLink:
         self.fetch(buffer)
         lost = self.group.failed()
         self.num_lost = len(lost)
-        (self.group.survivors(lost) if lost else self.group).barrier()
+        (self.group.survivors(lost) if lost else self.group).barrier()  # no memory is freed before all have read it
 
     def finish(self, *, early: bool) -> None:
         """Free the memory, unless a part of the group is lost; there are no servers to inform."""
@@ -148,6 +148,7 @@ class SharedLink(LockFreeLink):
         self._rule.serve(self._center, sent, reply, rate)
 
     def _note(self, row: int, steps: int, writes: int, left: int) -> None:
+        # Without a lock: each worker has its row. In the last row a lost addition still leaves LEFT above zero.
         self._shared_board[row] += (steps, writes, left)
 
     def _read_board(self) -> Array:

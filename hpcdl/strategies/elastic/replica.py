@@ -121,7 +121,7 @@ def swap_elastic(center: Array, weights: Array, reply: Array, alpha: float) -> N
     for part, pull in _with_scratch(center.size):
         numpy.subtract(weights[part], center[part], out=pull)
         pull *= alpha
-        reply[part] = center[part]
+        reply[part] = center[part]  # after the pull: it may be the weights' memory
         center[part] += pull
 
 
@@ -274,7 +274,7 @@ class Background:
     def wait(self) -> None:
         """Return when the exchange is complete."""
         if self._running is not None:
-            running, self._running = self._running, None
+            running, self._running = self._running, None  # first: its error is raised only once
             running.result()
 
     def close(self) -> None:

@@ -44,6 +44,7 @@ class ServersAmongWorkers:
         in_turn = sorted(pieces, key=lambda server: (server - first - rank) % self._num_servers)  # to spread the load
         leaving = [communicator.isend(pieces[server], server, tag) for server in in_turn if server != rank]
         own_piece = pieces.pop(rank, None)
+        # Receives first: a long send ends only once it is received, and two servers would wait for each other.
         if own_piece is not None:
             landing = scratch[: own_piece.size]
             for worker in other_ranks:

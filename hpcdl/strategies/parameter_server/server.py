@@ -99,7 +99,7 @@ class AveragingServer:
             following = number + SLOTS - 1
             if following < len(lengths):
                 if len(leaving) >= SLOTS - 1:
-                    self._wait(leaving.popleft())
+                    self._wait(leaving.popleft())  # the next receive takes the slot of message number - 1
                 coming[following] = self._receive(following)
         for requests in leaving:
             self._wait(requests)
@@ -276,7 +276,7 @@ class QuorumServer:
             self._clients.remove(client)
         else:
             self._flags = numpy.maximum(self._flags, client.header[2:])
-        self._let_in()
+        self._let_in()  # the arrival may have been the slowest worker's: others may continue
 
     def _let_in(self) -> None:
         """Begin the announced steps that are not too far ahead of the slowest worker's."""
@@ -326,6 +326,7 @@ class QuorumServer:
         if step > self._newest and self._rounds.step_complete(step):
             self._newest = step
             self._ledger.steps += 1
+            # A late worker asks for the decisions of up to MAX_LAG steps ago.
             self._agreed = {past: flags for past, flags in self._agreed.items() if past >= step - MAX_LAG - 1}
             self._agreed[step] = self._flags
             self._flags = numpy.zeros(placement.NUM_FLAGS)

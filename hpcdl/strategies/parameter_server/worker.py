@@ -62,7 +62,7 @@ class ServerClient:
     def lay_out(self, lengths: Sequence[int]) -> None:
         """Plan buckets for gradients of these lengths; the first worker sends each server its message lengths."""
         buckets = plan(lengths, len(self._servers), self._placement, self._bucket_bytes)
-        if buckets == self.buckets:
+        if buckets == self.buckets:  # a step traced again, for another batch size: servers receive a layout only once
             return
         self.buckets = buckets
         first = self._communicator.rank % len(self._servers)

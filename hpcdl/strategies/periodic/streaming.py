@@ -171,6 +171,7 @@ class StreamedWeights(SharedWeights):
     def _send(self, fragment: int, local: Array, done: int) -> None:
         """Send a fragment: algorithm 2, lines 7 and 8."""
         parts, statistics = self._parts[fragment], self._statistics[fragment]
+        # Copies: the next steps change the weights while these are sent.
         weights, own_weights = _gathered(self.weights, parts), _gathered(local, parts)
         change = numpy.concatenate([weights - own_weights, *(local[part] for part in statistics)])
         self._flight = Flight(fragment=fragment, due=done + self._overlap, change=change)
@@ -191,7 +192,7 @@ class StreamedWeights(SharedWeights):
         recorder_of(self.group).span(
             BUCKET, began_s, time.monotonic(), num_bytes=HALF_BYTES * weights.size, bucket=fragment
         )
-        numpy.divide(sent.total, -self.group.size, out=change[: weights.size])
+        numpy.divide(sent.total, -self.group.size, out=change[: weights.size])  # sums there are x_i - x
         self._average_statistics(change[weights.size :], fragment)
 
     def _average_in_blocks(self, form: BlockFormat, change: Array, num_weights: int, fragment: int) -> None:

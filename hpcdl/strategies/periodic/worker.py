@@ -52,7 +52,7 @@ def period_for(step_s: float, exchange_s: float, epoch: int, multiple: int = 1) 
 
     `epoch` is in steps; 0 means no limit. The result is a multiple of `multiple`, which may make it exceed the limit.
     """
-    steps = math.ceil(exchange_s * (1 - SHARE) / SHARE / step_s)
+    steps = math.ceil(exchange_s * (1 - SHARE) / SHARE / step_s)  # exchange / (exchange + n step) <= SHARE, for n
     if epoch:
         steps = min(steps, epoch // LONGEST_SHARE)
     return max(1, math.ceil(steps / multiple)) * multiple

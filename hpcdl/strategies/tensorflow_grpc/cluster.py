@@ -57,7 +57,7 @@ class ReservedPort:
         self._socket = socket.socket(socket.AF_INET6 if _has_ipv6() else socket.AF_INET, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if self._socket.family == socket.AF_INET6:
-            self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # reserves the port in IPv4 too
         self._socket.bind(("", 0))
         self.number = int(self._socket.getsockname()[1])
 
@@ -137,6 +137,7 @@ def _interface_of(address: str) -> str:
 def _program(address: str, peers: Sequence[str]) -> bytes:
     """Accept IPv4 packets to `address` from one of `peers`; drop all others."""
     accept, drop = (_RETURN, 0, 0, _WHOLE), (_RETURN, 0, 0, 0)
+    # Columns: operation, instructions to skip if equal, and if not, operand.
     rows = [
         (_LOAD_HALF, 0, 0, _PROTOCOL),
         (_JUMP_EQUAL, 1, 0, _IPV4),

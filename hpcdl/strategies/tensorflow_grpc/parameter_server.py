@@ -133,6 +133,7 @@ class StepGraph:
         own_device = f"/job:worker/task:{self._rank}/cpu:0"
         setter = v1.train.replica_device_setter(
             worker_device=own_device,
+            # Only the numbers of tasks count.
             cluster={"ps": [""] * context.num_servers, "worker": [""] * context.num_workers},
             ps_strategy=_PS_STRATEGIES[context.exchange.placement or "round-robin"](context.num_servers),
         )
@@ -241,7 +242,7 @@ class GrpcParameterServer:
 
     def __init__(self, context: Context) -> None:
         self._communicator = context.communicator.duplicate()
-        self._communicator.split(1)
+        self._communicator.split(1)  # collective: the workers split off their group
         self._server = start_server(context.communicator, context.num_workers)
 
     def serve(self) -> dict[str, Any]:

@@ -100,6 +100,7 @@ class StepClock:
         own_times = numpy.array([times.had_gradients for times in self._pending])
         slowest = self._slowest(own_times) if self._synchronous else own_times
         for times, slowest_gradients in zip(self._pending, slowest, strict=True):
+            # The clocks' error could put the slowest rank's gradients after the exchange: no part may be negative.
             everybody = min(max(slowest_gradients, times.had_gradients + times.waited_s), times.exchanged)
             borders = (
                 times.began,

@@ -178,7 +178,7 @@ class HostStep:
             return
         if self.buckets is None:
             self._seen.doing("trying sizes of buckets")
-            slices = self._run_plan.slices_of(self.group.size - 1)
+            slices = self._run_plan.slices_of(self.group.size - 1)  # an uneven batch gives the last worker most
             settings = config.model, config.exchange, config.optimizer
             step = TrialStep(self.model, settings, self.build, first_batch, slices)
             self.buckets = choose_buckets(worker, self.group, step, deterministic=config.run.deterministic)
@@ -194,7 +194,7 @@ class HostStep:
     def run(self, batches: Iterator[Any], run_began: float, most: int) -> None:
         """Take at most `most` steps: as many as one call of the graph takes. Set the rate before each."""
         most = min(most, self._faults.free_steps(self.position.step))
-        if not isinstance(batches, GraphBatches) or most == 0:
+        if not isinstance(batches, GraphBatches) or most == 0:  # 0: a fault is due, which only `run_one` applies
             self.run_one(batches, run_began)
             return
         first = self.position.step
@@ -227,7 +227,7 @@ class HostStep:
                 mpi = self._run_plan.info.features.mpi
                 with inside_engine(self._seen, mpi=mpi, num_workers=self.group.size):
                     loss, sums, had_gradients, exchanged = self._step(images, labels)
-                    loss = float(loss)
+                    loss = float(loss)  # on a GPU only reading a result waits for the step
                 self._is_in_step = False
                 stamps = (got_batch, float(had_gradients), float(exchanged), WALL.now_s())
                 self._note(loss, numpy.asarray(sums), num_samples(labels), stamps, run_began)

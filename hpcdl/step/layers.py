@@ -98,7 +98,7 @@ class Layers(NoLayers):
         layers = [layer for layer in layers_in(model) if layer is not model and layer.trainable_variables]
         noted = [layer for layer in layers if "call" not in vars(layer)]
         for layer in noted:
-            object.__setattr__(layer, "call", self._noted(layer, layer.call))
+            object.__setattr__(layer, "call", self._noted(layer, layer.call))  # past Keras's own, which inspects values
         try:
             yield
         finally:
@@ -140,6 +140,7 @@ class Layers(NoLayers):
                 self._keep(self._settled(noted[0].numpy()))
             else:
                 nothing = tf.numpy_function(carried(keep), noted, tf.float64, stateful=False)
+                # Added to a result, or TensorFlow would remove the function as unused.
                 exchanged += tf.reshape(nothing, [])
             return loss, sums, had_gradients, exchanged
 

@@ -114,7 +114,7 @@ def measure_steps(
             for step in range(first, min(first + count.in_a_row, total)):
                 images, labels = next(batches)
                 if step == first:
-                    group.barrier()
+                    group.barrier()  # after reading, which may take ranks different times
                 kind.run(step, images, labels)
     with_exchange, without = [*(kind.seconds[count.warmup_steps :] for kind in kinds), []][:2]
     first_loss = kinds[0].first_loss

@@ -25,7 +25,7 @@ class FusedSGD(keras.optimizers.SGD):
             tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=gradient)
             return
         velocity = self.momentums[self._get_variable_index(variable)]
-        tf.raw_ops.ResourceApplyKerasMomentum(
+        tf.raw_ops.ResourceApplyKerasMomentum(  # accumulates steps as Keras does; ApplyMomentum gradients
             var=variable.handle,
             accum=velocity.value.handle,
             lr=rate,
@@ -81,6 +81,7 @@ class Lars(keras.optimizers.Optimizer):
         if len(variable.shape) > 1:
             weight_norm, gradient_norm = _norm(variable), _norm(gradient)
             local = self.trust * weight_norm / (gradient_norm + self.decay * weight_norm)
+            # Weights of zeros would get the rate 0 and stay.
             usable = tf.logical_and(weight_norm > 0, gradient_norm > 0)
             rate = rate * tf.where(usable, local, tf.ones_like(local))
             if self.decay:
@@ -89,7 +90,7 @@ class Lars(keras.optimizers.Optimizer):
         tf.raw_ops.ResourceApplyMomentum(
             var=variable.handle,
             accum=velocity.value.handle,
-            lr=tf.ones([], kind),
+            lr=tf.ones([], kind),  # the paper has the rate inside the velocity, this operation outside
             grad=rate * gradient,
             momentum=tf.cast(self.momentum, kind),
         )

@@ -78,7 +78,7 @@ def build_step(
         gradients = connected(tape.gradient(scaled, variables), variables, names, log)
         return loss, objective.sums(labels, outputs), gradients
 
-    if xla:
+    if xla:  # not the whole step: XLA cannot compile an exchange
         slice_gradients = tf.function(slice_gradients, autograph=False, jit_compile=True)
 
     @tf.function(autograph=False, reduce_retracing=True)

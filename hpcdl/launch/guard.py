@@ -33,7 +33,7 @@ def guarded(run_dir: Path) -> Iterator[None]:
     """
     collect_abandoned(run_dir)
     line = [sys.executable, "-P", "-S", "-c", _WAIT, *own_program(__name__, str(run_dir))]
-    nowhere = subprocess.DEVNULL
+    nowhere = subprocess.DEVNULL  # an inherited pipe would keep its reader waiting for the guard
     with subprocess.Popen(
         line, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True
     ) as guard:  # fmt: skip
@@ -56,7 +56,7 @@ def clear_up(run_dir: Path) -> None:
         time.sleep(TICK_S)
         trace_files = {**trace_files_in(run_dir), **trace_files}  # include ranks that were just starting
     collect(run_dir, {file: left for file, left in trace_files.items() if not is_written(left[1])})
-    if state_of(run_dir) == LOST and stamp_of(run_dir) == before:
+    if state_of(run_dir) == LOST and stamp_of(run_dir) == before:  # else the record was written since
         note_lost(run_dir, "the process that started the run was killed")
 
 

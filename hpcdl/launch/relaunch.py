@@ -76,7 +76,7 @@ class Growth:
         while not self._over.wait(TICK_S):
             if self._leave.exists():
                 continue
-            asked = is_own_file(self._request)
+            asked = is_own_file(self._request)  # another user who may write there asks for nothing
             due = time.monotonic() - looked_s >= LOOK_S and self._slots.awaited(asked=False)
             if not asked and not due:
                 continue
@@ -93,7 +93,7 @@ class Growth:
         num_now = self._num_workers(self.num_left)
         num_then = self._num_workers(self._slots.num_ranks_with(back, asked=asked))
         if num_then > num_now:
-            self.back, self.asked = back, asked
+            self.back, self.asked = back, asked  # before the file: the ranks may leave at once
             why = f"{' and '.join(back)} can be used again" if back else "more workers were asked for"
             self._log(f"{why}: the ranks save and leave, to continue with {num_then} workers in place of {num_now}")
             touch(self._leave)
@@ -198,7 +198,7 @@ def until_done(
         with contextlib.closing(FileJournal(run_dir)) as journal:
             journal.write("message", text=text)
         log(text)
-        rundir.create(run_dir, _resumed(current), facts)
+        rundir.create(run_dir, _resumed(current), facts)  # new ranks read their settings from there
         if checkpoint.time_limit is not None:
             spent = {SPENT_VARIABLE: f"{time.monotonic() - began_s:.3f}"}
 

@@ -67,7 +67,7 @@ def check_script(path: Path) -> None:
     if path.suffix == ".ipynb":  # its JSON may also be read as Python, which does nothing
         raise UsageError(f"{path} is a notebook; make a script of it with jupyter nbconvert --to script {path}")
     try:
-        ast.parse(path.read_bytes(), str(path))
+        ast.parse(path.read_bytes(), str(path))  # bytes: the file may declare its encoding
     except SyntaxError as error:
         raise UsageError(f"{path} is not Python: line {error.lineno}: {error.msg}") from error
     except (ValueError, RecursionError) as error:

@@ -46,6 +46,7 @@ class RankSlots:
     @property
     def environment(self) -> dict[str, str]:
         """The variable that names the excluded nodes to the launcher; set after a loss even if none is excluded."""
+        # Even if empty: srun then shares cores with the earlier step, which may never end (slurm.py).
         return {LEFT_OUT_VARIABLE: ",".join(self._left_out)} if self._has_lost else {}
 
     def gone(self, named: str = "") -> list[str]:

@@ -26,6 +26,7 @@ def look_into(run_dir: Path, log: Callable[[str], None]) -> tuple[Merged, Steps,
     synchronous, first, link = True, 0, None
     try:
         record = read_record(run_dir)
+        # A trace is that of the last start, whose first steps warmed up again.
         first = record.warmup_steps + max(record.resumed_from_steps, default=0)
         link = record.link_bytes_per_second
         synchronous = record.inference is None and find_strategy(record.strategy).features.synchronous

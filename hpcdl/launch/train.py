@@ -108,6 +108,7 @@ def _train(resolved: ResolvedConfig[TrainConfig], on_event: EventHandler) -> tup
         rundir.create(run_dir, resolved, facts)
         for text in remarks:
             on_event({"kind": "message", "text": text})
+        # Left in reverse: the guard stays until the traces are collected, and the end is noted last.
         with (
             end_noted(run_dir, lambda: _unstarted(run_plan, plan)),
             place_of_run.restored_if_refused(),

@@ -29,9 +29,11 @@ def hold_line(launch: str) -> int | None:
 
     Returns the line's file number, for `send_word`.
     """
+    # SEQPACKET keeps messages apart as datagrams do, and shows the end of the peer as streams do.
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line, contextlib.suppress(OSError):
         line.connect(_address(launch))
         line.setblocking(False)
+        # A program that the rank starts must not keep it open.
         return fcntl.fcntl(line.fileno(), fcntl.F_DUPFD_CLOEXEC, HIGH)
     return None
 
@@ -112,7 +114,7 @@ class DeathWatch:
 
     def _over(self, descriptor: int) -> list[int]:
         """Return the process of this closed line or pidfd, unless it was reported before."""
-        self._ready.unregister(descriptor)
+        self._ready.unregister(descriptor)  # before it is closed: a copy elsewhere would keep it registered
         os.close(descriptor)
         self._lines.discard(descriptor)
         pid = self._pid_of.pop(descriptor)

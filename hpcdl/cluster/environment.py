@@ -75,6 +75,7 @@ def _of_slurm(environment: Mapping[str, str], name: str, default: str) -> str:
 
 
 def _in_step(environment: Mapping[str, str]) -> bool:
+    # Slurm numbers batch scripts and interactive shells from there up: they have no ranks.
     return not environment.get("SLURM_STEP_ID", "4294967290").startswith("42949672")
 
 
@@ -103,6 +104,7 @@ def job_address(process: Placement, environment: Mapping[str, str] = os.environ)
     address = _resolved(socket.gethostname())
     if address and not address.startswith("127."):
         return address
+    # 192.0.2.1 is reserved for documentation (RFC 5737): it stands for any address beyond this network.
     return _interface_towards(environment.get("SLURM_LAUNCH_NODE_IPADDR", "192.0.2.1"))
 
 

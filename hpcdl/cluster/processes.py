@@ -44,6 +44,7 @@ def on_every_node(
     Raises NodesFailed, beginning with `what`, if it fails or takes too long.
     """
     plan = LaunchPlan(num_ranks=num_nodes, ranks_per_node=1)
+    # An mpiexec starts the ranks of its MPI only; srun needs none.
     line, needed = launcher.line(plan, command, mpi=mpi or launcher.name != "slurm", environment=environment)
     try:
         done = subprocess.run(

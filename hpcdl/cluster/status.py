@@ -186,7 +186,7 @@ def raise_for(
     """
     lost = casualty.lost_host if casualty else ""
     by_state = {state: [status for status in statuses if status.state == state] for state in STATES}
-    for status in sorted(by_state["failed"], key=lambda status: status.at):
+    for status in sorted(by_state["failed"], key=lambda status: status.at):  # the first failure often causes the others
         named = num_ranks == 1 or status.message.startswith("rank ")
         where = "" if named else f"rank {status.rank} on {status.host}: "
         raise RankError(

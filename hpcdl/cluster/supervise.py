@@ -77,16 +77,18 @@ def start(
     """
     check_node(plan.ranks_per_node, mpi=mpi)
     make_folder(folder)
+    # Statuses of an earlier launch would count as those of this one.
     for stale in (*folder.glob("[0-9]*.json"), *folder.glob(TABLE)):
         remove_file(stale)
     log, began = folder / "launcher.log", folder.stat()
+    # An earlier launch's messages must not name a casualty of this one.
     log_bytes_before = log.stat().st_size if log.exists() else 0
     launch = uuid.uuid4().hex
     marks = {LAUNCH_VARIABLE: launch, LAUNCHED_BY_VARIABLE: identity(os.getpid())}
     marked = dataclasses.replace(plan, environment={**plan.environment, **marks})
     remove_abandoned()
     with os.fdopen(open_to_append(log), "ab") as output:
-        deaths = DeathWatch(launch)
+        deaths = DeathWatch(launch)  # before the first rank starts: a rank connects to it at once
         processes = _start_processes(launcher, marked, command, folder, output.fileno(), mpi=mpi)
         chatter = _Chatter(launcher, log, log_bytes_before)
         watcher = _Watcher(processes, folder, launch, deaths, tick, chatter, continues=marked.continues)
@@ -150,6 +152,7 @@ def _killed_unheard(processes: Sequence[subprocess.Popen[bytes]], chatter: str) 
 def _start_processes(
     launcher: Launcher, plan: LaunchPlan, command: Sequence[str], folder: Path, output: int, *, mpi: bool
 ) -> list[subprocess.Popen[bytes]]:
+    # Unbuffered: what Python holds back is lost if the rank is killed.
     environment = {**os.environ, **plan.environment, STATUS_VARIABLE: str(folder), "PYTHONUNBUFFERED": "1"}
     environment[BINDING_VARIABLE] = json.dumps([list(cpus) for cpus in plan.cpus_by_local_rank])
     variables_by_process: list[dict[str, str]] = [{}]
@@ -318,6 +321,7 @@ class _Watcher:
                     self._deaths.add(status.pid)
                 self._note_dead(self._deaths.poll(0.1))
                 patience_s = self._patience_s(statuses)
+                # It only moves closer; it is lifted when the others report that they continue.
                 deadline = min(deadline, time.monotonic() + patience_s) if patience_s < math.inf else math.inf
                 self.silent = self.silent or self._sign.missed()
                 if time.monotonic() > deadline or self.silent is not None:
@@ -398,7 +402,7 @@ class _Watcher:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=LAUNCHER_S)
             if process.poll() is None:
-                _send(-process.pid, signal.SIGKILL)
+                _send(-process.pid, signal.SIGKILL)  # its whole group: it leads one (start_new_session)
             if process.wait():  # mpiexec may leave an ssh, in a separate session, that waits for a lost node
                 end_marked(LAUNCH_VARIABLE, self._launch)
 

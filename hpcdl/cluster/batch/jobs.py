@@ -121,7 +121,7 @@ def cancel(job: Job) -> str:
     """Ask the batch system to end `job`, and prevent its requeue. Returns the state of a job that had already ended."""
     system = find_system(job.system)
     with contextlib.suppress(OSError):
-        touch(Path(job.folder) / CANCELLED)
+        touch(Path(job.folder) / CANCELLED)  # first: a run that leaves with 75 makes the script look for it
     with contextlib.suppress(HpcdlError):
         if (state := system.state(job.number)) in ENDED:
             return state

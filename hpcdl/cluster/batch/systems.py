@@ -109,7 +109,7 @@ def call(line: Sequence[str], stdin: str = "") -> str:
 
 def _slurm_directives(request: JobRequest) -> list[str]:
     minutes = max(-(-int(request.time_s) // 60), 1)
-    log = str(request.folder).replace("%", "%%") + "/log-%j.txt"
+    log = str(request.folder).replace("%", "%%") + "/log-%j.txt"  # sbatch replaces %j and others in a path
     options = [
         f"--job-name={_quoted(request.name)}",
         f"--nodes={request.nodes}",
@@ -117,10 +117,10 @@ def _slurm_directives(request: JobRequest) -> list[str]:
         f"--time={minutes}",
         f"--signal=USR1@{int(request.warning_s)}",  # to the ranks, not to the script
         f"--output={_quoted(log)}",
-        "--open-mode=append",
+        "--open-mode=append",  # a requeued job would otherwise empty its log
         "--requeue" if request.until_done else "--no-requeue",
     ]
-    options += ["--no-kill"] if request.outlives_nodes else []
+    options += ["--no-kill"] if request.outlives_nodes else []  # otherwise Slurm ends the job with its first lost node
     options += [f"--partition={_quoted(request.partition)}"] if request.partition else []
     options += [f"--account={_quoted(request.account)}"] if request.account else []
     wanted = request.nodes_wanted
@@ -201,7 +201,7 @@ def _pbs_directives(request: JobRequest) -> list[str]:
             raise UsageError(f"--{what} {value!r}: PBS takes letters, digits and . _ - + @ there")
     hours, rest_s = divmod(int(request.time_s), 3600)
     options = [
-        f"-N {re.sub(r'[^A-Za-z0-9_.-]', '_', request.name)[:15]}",
+        f"-N {re.sub(r'[^A-Za-z0-9_.-]', '_', request.name)[:15]}",  # older versions of PBS take 15 characters
         f"-l select={request.nodes}:{_pbs_chunk(request)}",
         f"-l walltime={hours:02d}:{rest_s // 60:02d}:{rest_s % 60:02d}",
         "-j oe",

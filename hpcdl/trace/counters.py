@@ -48,7 +48,7 @@ def _waited_us() -> int:
     for task in itertools.islice(Path("/proc/self/task").iterdir(), _MOST_TASKS):
         if int(task.name) != threading.get_native_id():
             with contextlib.suppress(OSError):  # the thread has ended
-                waited_ns += int((task / "schedstat").read_bytes().split()[1])
+                waited_ns += int((task / "schedstat").read_bytes().split()[1])  # time on the run queue
     return waited_ns // 1000
 
 
@@ -86,7 +86,7 @@ def _network() -> int:
         name, _, counts = line.partition(":")
         if name.strip() != "lo":
             fields = counts.split()
-            total += int(fields[0]) + int(fields[8])
+            total += int(fields[0]) + int(fields[8])  # the columns of bytes received and sent
     return total
 
 

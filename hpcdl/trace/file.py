@@ -84,6 +84,7 @@ class TraceFile:
         self.path = path
         self._descriptor = open_new(path, 0o600)
         fcntl.flock(self._descriptor, fcntl.LOCK_SH)  # shows that a process writes it
+        # Writing to a mapped page without disk space ends a process by SIGBUS.
         os.posix_fallocate(self._descriptor, 0, PAGE_BYTES)
         self._page = mmap.mmap(self._descriptor, PAGE_BYTES)
         self.facts = numpy.frombuffer(self._page, FACTS, 1)
@@ -107,7 +108,7 @@ class TraceFile:
         thread = self._threads.get(ident)
         if thread is None:
             thread = self._threads.setdefault(ident, min(len(self._threads), 0xFFFF))
-        self.num_written = number = next(self._sequence)
+        self.num_written = number = next(self._sequence)  # one step of the interpreter: no lock for a slot of its own
         slot = number % self._capacity
         chunk, row = divmod(slot, CHUNK)
         if chunk >= len(self._chunks) and not self._grow(chunk):
@@ -123,7 +124,7 @@ class TraceFile:
         index = min(int(facts["num_points"]), MOST_POINTS - 1)
         facts["points"][index] = (point.own_s, point.parent_s, point.error_s)
         self.facts["parent"][0] = point.parent
-        self.facts["num_points"][0] = index + 1
+        self.facts["num_points"][0] = index + 1  # last: if a kill comes before, readers see complete points only
 
     def cost_s(self) -> float:
         """Return the seconds per record, measured with unused ones: the trace states its own share of the time."""
@@ -158,7 +159,7 @@ class TraceFile:
                 code = len(self._names) if len(self._names) < MOST_NAMES else 0
                 if code:
                     self.facts["names"][0][code] = name.encode()[-NAME_BYTES:]
-                    self.facts["num_names"][0] = code + 1
+                    self.facts["num_names"][0] = code + 1  # after the name, for readers of a killed rank's file
                 self._names[name] = code
             return self._names[name]
 

@@ -227,7 +227,7 @@ class TraceRecorder:
         if self._counting.is_alive():
             gc.callbacks.remove(self._collected)
             self._counting.join()
-        self.file.close()
+        self.file.close()  # after the thread, which counts once more when it ends
 
     def _collected(self, phase: str, info: dict[str, Any]) -> None:
         """Record that Python's collector has begun or ended."""
@@ -271,7 +271,7 @@ def recording(text: str, communicator: Observed, run_dir: Path) -> Iterator[None
         yield
         return
     target = run_dir / FOLDER
-    decided(communicator, lambda: _cleared(target))
+    decided(communicator, lambda: _cleared(target))  # before any rank makes a file there
     note = target / f"rank-{communicator.rank}{PLACE}"
     if text != UNASKED:
         with _kept(_opened(text, communicator, note), communicator, note):
@@ -325,6 +325,7 @@ def _opened(text: str, communicator: Observed, note: Path) -> TraceRecorder:
     _sweep()
     local = None
     try:
+        # Another user of /tmp could take a name that can be guessed.
         named = Path(tempfile.gettempdir()) / f"{PREFIX}{os.geteuid()}-{secrets.token_hex(8)}"
         touch(note, f"{communicator.host}\n{named / file_name(communicator.rank)}\n".encode())
         named.mkdir(0o700)
@@ -438,6 +439,7 @@ def collect(run_dir: Path, trace_files: Mapping[Path, tuple[str, Path]] | None =
     left, present = [], trace_files_in(run_dir)
     for note, (host, path) in (present if trace_files is None else trace_files).items():
         target = run_dir / FOLDER / f"{note.stem}.trace"
+        # The note is only text: it must not lead to another folder, which would be dropped below.
         honest = path.name == target.name and path.parent.name.startswith(PREFIX)
         if host != os.uname().nodename or not honest or not is_own(run_dir):
             left.append(f"{note.stem}: its trace was left on {host} in {path}")

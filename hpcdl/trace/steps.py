@@ -42,7 +42,7 @@ class ClockModel:
         own_s = self.points["own_s"]
         offsets_s = self.points["parent_s"] - own_s
         offset_s = numpy.interp(times_s, own_s, offsets_s)
-        if len(own_s) > 1:
+        if len(own_s) > 1:  # `interp` is constant beyond the points, a drifting offset is not
             offset_s += self._slope(0) * numpy.minimum(times_s - own_s[0], 0)
             offset_s += self._slope(-2) * numpy.maximum(times_s - own_s[-1], 0)
         result: Array = times_s + offset_s
@@ -293,7 +293,7 @@ def readiness(merged: Merged, steps: Steps) -> list[tuple[float, float]]:
     shares /= shares[-1]
     latest = numpy.minimum(numpy.median(begins, axis=0), 1.0)
     free = (idle > 0).mean(axis=0) > 1 - MOST_STEPS_BUSY
-    free[0] = True
+    free[0] = True  # no bucket before it kept the link busy
     interpolated = numpy.interp(shares, [*shares[free], 1.0], [*latest[free], 1.0])
     ready = numpy.maximum.accumulate(numpy.minimum(interpolated, latest))
     return list(zip(shares.tolist(), ready.tolist(), strict=True))

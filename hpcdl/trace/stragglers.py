@@ -130,6 +130,7 @@ def _chance_s(late_s: Array) -> Array:
     A single very long step makes the standard error as large as the mean. It must not hide delays of each step.
     """
     root = numpy.sqrt(late_s.shape[1])
+    # A sign test: by chance n/2 steps are late, with a standard deviation of sqrt(n)/2.
     often = (late_s > 0).sum(axis=1) >= (root + NUM_ERRORS) * root / 2
     result: Array = numpy.where(often, 0.0, NUM_ERRORS * late_s.std(axis=1) / root)
     return result
@@ -321,7 +322,7 @@ def _busy(merged: Merged, steps: Steps, row: int) -> float | None:
     used_s = numpy.diff(looks["value"]) / 1e6
     design = numpy.stack([computed_s, other_s], axis=1)
     products = design.T @ design
-    if numpy.linalg.det(products) <= 0:
+    if numpy.linalg.det(products) <= 0:  # intervals with equal shares determine no rates
         return None
     inverse = numpy.linalg.inv(products)
     rates = inverse @ design.T @ used_s
@@ -344,6 +345,7 @@ def _behind_slow_links(merged: Merged, steps: Steps, parts: Array) -> list[Strag
         if not own_links or not other_s_per_byte:
             continue
         usual, own_s_per_byte = float(numpy.median(other_s_per_byte)), float(min(seconds for seconds, _ in own_links))
+        # / 2: a rank sends and receives at once.
         extra_s = sum((seconds - usual) * num_bytes for seconds, num_bytes in own_links) / 2
         extra_s = min(extra_s, float(parts[row, :, EXPOSED].mean()))
         if own_s_per_byte > SLOWER_LINK * usual and extra_s > LEAST_SHARE * steps.step_s:

@@ -75,7 +75,7 @@ def _of_slurm(environment: Mapping[str, str], name: str, default: str) -> str:
 
 
 def _in_step(environment: Mapping[str, str]) -> bool:
-    # Slurm numbers batch scripts and interactive shells from there up: they have no ranks.
+    # Steps from 4294967290 up are batch scripts and interactive shells (launchers/slurm.py).
     return not environment.get("SLURM_STEP_ID", "4294967290").startswith("42949672")
 
 

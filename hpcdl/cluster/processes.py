@@ -44,7 +44,7 @@ def on_every_node(
     Raises NodesFailed, beginning with `what`, if it fails or takes too long.
     """
     plan = LaunchPlan(num_ranks=num_nodes, ranks_per_node=1)
-    # An mpiexec starts the ranks of its MPI only; srun needs none.
+    # Without `mpi` the launchers with mpiexec refuse, or start only one process; srun starts any program on every node.
     line, needed = launcher.line(plan, command, mpi=mpi or launcher.name != "slurm", environment=environment)
     try:
         done = subprocess.run(

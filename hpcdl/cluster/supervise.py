@@ -321,7 +321,7 @@ class _Watcher:
                     self._deaths.add(status.pid)
                 self._note_dead(self._deaths.poll(0.1))
                 patience_s = self._patience_s(statuses)
-                # It only moves closer; it is lifted when the others report that they continue.
+                # The deadline only moves closer, unless the others report that they continue: then there is none.
                 deadline = min(deadline, time.monotonic() + patience_s) if patience_s < math.inf else math.inf
                 self.silent = self.silent or self._sign.missed()
                 if time.monotonic() > deadline or self.silent is not None:

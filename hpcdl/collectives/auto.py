@@ -221,7 +221,7 @@ def _time_once(communicator: Communicator, name: str, num_bytes: int, workspace:
     allreduce = COLLECTIVES.load(name)
     buffer = workspace.scratch("measured", num_bytes // 4, numpy.float32)
     buffer.fill(1)
-    communicator.barrier()  # or the wait for the rank that comes last would count as the algorithm's time
+    communicator.barrier()  # else waiting for the last rank would count as the algorithm's time
     start_s = time.perf_counter()
     allreduce(communicator, buffer, workspace)
     return float(max(communicator.allgather_json(time.perf_counter() - start_s)))

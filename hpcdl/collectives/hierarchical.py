@@ -148,7 +148,8 @@ def _stages(nodes: Nodes, workspace: Workspace, add: Add, finished: Finished) ->
             ring.allreduce(nodes.lane, piece.sums[start:end], workspace, add)
 
     def take(piece: _Slice) -> None:
-        for part in (slice(None),) if several else piece.others:  # on one node its own share is already summed
+        # On one node this rank's own share is already summed in place.
+        for part in (slice(None),) if several else piece.others:
             piece.part[part] = piece.sums[part]
         finished(piece.part)
 

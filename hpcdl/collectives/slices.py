@@ -100,7 +100,7 @@ def swap_pieces(communicator: Communicator, outgoing: Sequence[Array], incoming:
     incoming[rank][...] = outgoing[rank]
     requests: list[Request] = []
     for distance in range(1, size):
-        # Every rank begins with another partner: messages to rank 0 first from all would queue there.
+        # Each rank begins with a different partner: if all sent to rank 0 first, they would queue for it.
         source, destination = (rank - distance) % size, (rank + distance) % size
         if incoming[source].size:
             requests.append(communicator.irecv(incoming[source], source))
@@ -174,7 +174,8 @@ def run_sliced(
             pass
         finished(flat)
         return
-    # All slices take equally many turns on a rank, so slice i has slot i % SLOTS, its tag, on every rank.
+    # On a rank all slices take equally many turns. So slice i is always in slot i % SLOTS, and its messages have the
+    # same tag on every rank.
     starts = collections.deque(range(0, flat.size, slice_length))
 
     def work(slot: int) -> Iterator[None]:

@@ -61,7 +61,8 @@ def float16_scale(bound: Array) -> Array:
     """
     if not numpy.isfinite(bound[0]) or bound[0] == 0:
         return numpy.ones_like(bound)
-    exponent = numpy.clip(15 - numpy.frexp(bound)[1], -100, 100)  # unlimited, a tiny bound would give 2^140: infinite
+    # Unlimited, a bound below 2^-113 would give a scale beyond float32.
+    exponent = numpy.clip(15 - numpy.frexp(bound)[1], -100, 100)
     scale: Array = numpy.ldexp(numpy.ones_like(bound), exponent)
     return scale
 

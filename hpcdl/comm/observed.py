@@ -404,7 +404,7 @@ class Lane:
         """Begin a blocking operation that waits for `peers`, if there are any."""
         self._num_bytes, self._peers = num_bytes, peers
         self._since_s = time.monotonic()
-        self._operation = operation  # last: the watchdog's thread reads the others once this is set
+        self._operation = operation  # last: the watchdog's thread uses the others only if this is set
 
     def leave(self, peer: int = -1) -> None:
         """End the operation, whether or not it succeeded."""

@@ -74,7 +74,8 @@ class Channel:
         """Return the next message. Raises RankError if the peer is gone, silent for too long, or not authentic."""
         try:
             length, signature = _HEADER.unpack(_read(self._connection, _HEADER.size))
-            if length > MAX_MESSAGE_BYTES:  # not authenticated yet: it must not make this rank allocate 4 GiB
+            # Not authenticated yet: a stranger must not make this rank collect up to 4 GiB.
+            if length > MAX_MESSAGE_BYTES:
                 raise ConnectionError(f"a message of {length} bytes is announced")
             content = _read(self._connection, length)
         except OSError as error:
@@ -272,7 +273,8 @@ def _gather_ranks(size: int, address: str, secret: bytes, announcement: Path, ti
         on_failure.callback(remove_file, announcement)
         deadline_s = time.monotonic() + timeout_s
         while len(channels) < size - 1:
-            # 0 would not wait at all, and raise BlockingIOError instead.
+            # Past the deadline this must still end in TimeoutError: settimeout refuses negative numbers, and 0 would
+            # raise BlockingIOError.
             listener.settimeout(max(0.01, deadline_s - time.monotonic()))
             try:
                 connection, _ = listener.accept()

@@ -56,7 +56,8 @@ def clear_up(run_dir: Path) -> None:
         time.sleep(TICK_S)
         trace_files = {**trace_files_in(run_dir), **trace_files}  # include ranks that were just starting
     collect(run_dir, {file: left for file, left in trace_files.items() if not is_written(left[1])})
-    if state_of(run_dir) == LOST and stamp_of(run_dir) == before:  # else the record was written since
+    # Unchanged: a record rewritten meanwhile stays as it is.
+    if state_of(run_dir) == LOST and stamp_of(run_dir) == before:
         note_lost(run_dir, "the process that started the run was killed")
 
 

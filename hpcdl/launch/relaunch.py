@@ -76,7 +76,7 @@ class Growth:
         while not self._over.wait(TICK_S):
             if self._leave.exists():
                 continue
-            asked = is_own_file(self._request)  # another user who may write there asks for nothing
+            asked = is_own_file(self._request)  # a file of another user who may write there does not count
             due = time.monotonic() - looked_s >= LOOK_S and self._slots.awaited(asked=False)
             if not asked and not due:
                 continue

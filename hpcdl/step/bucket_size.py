@@ -62,7 +62,7 @@ class BucketTimes:
 def sizes_worth_a_try(total_bytes: int, buckets: Callable[[int], Sequence[Sequence[int]]]) -> tuple[int, ...]:
     """Return the bucket sizes that divide gradients of `total_bytes` differently; `buckets` divides them."""
     ways: dict[tuple[tuple[int, ...], ...], int] = {}
-    # The default first: of sizes with equal buckets it is kept.
+    # The default first: of sizes that give equal buckets the first is kept.
     for size in (BUCKET_BYTES, max(total_bytes, 1), *TRIED):
         ways.setdefault(tuple(map(tuple, buckets(size))), size)
     return tuple(ways.values())

@@ -98,7 +98,8 @@ class Layers(NoLayers):
         layers = [layer for layer in layers_in(model) if layer is not model and layer.trainable_variables]
         noted = [layer for layer in layers if "call" not in vars(layer)]
         for layer in noted:
-            object.__setattr__(layer, "call", self._noted(layer, layer.call))  # past Keras's own, which inspects values
+            # Bypasses Keras's __setattr__, which passes each value to its tracker.
+            object.__setattr__(layer, "call", self._noted(layer, layer.call))
         try:
             yield
         finally:

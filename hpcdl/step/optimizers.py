@@ -25,7 +25,8 @@ class FusedSGD(keras.optimizers.SGD):
             tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=gradient)
             return
         velocity = self.momentums[self._get_variable_index(variable)]
-        tf.raw_ops.ResourceApplyKerasMomentum(  # accumulates steps as Keras does; ApplyMomentum gradients
+        # Its velocity holds steps (rate times gradient), as in Keras; that of ApplyMomentum holds gradients.
+        tf.raw_ops.ResourceApplyKerasMomentum(
             var=variable.handle,
             accum=velocity.value.handle,
             lr=rate,
@@ -81,7 +82,7 @@ class Lars(keras.optimizers.Optimizer):
         if len(variable.shape) > 1:
             weight_norm, gradient_norm = _norm(variable), _norm(gradient)
             local = self.trust * weight_norm / (gradient_norm + self.decay * weight_norm)
-            # Weights of zeros would get the rate 0 and stay.
+            # Weights of zeros would get the rate 0 and stay; a zero gradient without decay would divide by zero.
             usable = tf.logical_and(weight_norm > 0, gradient_norm > 0)
             rate = rate * tf.where(usable, local, tf.ones_like(local))
             if self.decay:

@@ -48,7 +48,7 @@ def _waited_us() -> int:
     for task in itertools.islice(Path("/proc/self/task").iterdir(), _MOST_TASKS):
         if int(task.name) != threading.get_native_id():
             with contextlib.suppress(OSError):  # the thread has ended
-                waited_ns += int((task / "schedstat").read_bytes().split()[1])  # time on the run queue
+                waited_ns += int((task / "schedstat").read_bytes().split()[1])  # nanoseconds of waiting for a CPU
     return waited_ns // 1000
 
 

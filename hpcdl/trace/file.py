@@ -108,7 +108,8 @@ class TraceFile:
         thread = self._threads.get(ident)
         if thread is None:
             thread = self._threads.setdefault(ident, min(len(self._threads), 0xFFFF))
-        self.num_written = number = next(self._sequence)  # one step of the interpreter: no lock for a slot of its own
+        # `next` is atomic, so threads get different slots without a lock.
+        self.num_written = number = next(self._sequence)
         slot = number % self._capacity
         chunk, row = divmod(slot, CHUNK)
         if chunk >= len(self._chunks) and not self._grow(chunk):
@@ -124,7 +125,7 @@ class TraceFile:
         index = min(int(facts["num_points"]), MOST_POINTS - 1)
         facts["points"][index] = (point.own_s, point.parent_s, point.error_s)
         self.facts["parent"][0] = point.parent
-        self.facts["num_points"][0] = index + 1  # last: if a kill comes before, readers see complete points only
+        self.facts["num_points"][0] = index + 1  # last: a kill before this leaves a new point uncounted
 
     def cost_s(self) -> float:
         """Return the seconds per record, measured with unused ones: the trace states its own share of the time."""

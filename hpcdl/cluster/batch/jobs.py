@@ -121,7 +121,8 @@ def cancel(job: Job) -> str:
     """Ask the batch system to end `job`, and prevent its requeue. Returns the state of a job that had already ended."""
     system = find_system(job.system)
     with contextlib.suppress(OSError):
-        touch(Path(job.folder) / CANCELLED)  # first: a run that leaves with 75 makes the script look for it
+        # First: the job script looks for it before it requeues a run that left with 75.
+        touch(Path(job.folder) / CANCELLED)
     with contextlib.suppress(HpcdlError):
         if (state := system.state(job.number)) in ENDED:
             return state

@@ -25,7 +25,7 @@ PMI_BY_FLAVOUR = {
 _NO_STEP = "42949672"
 """Slurm numbers batch scripts and interactive shells from 4294967290 up: these steps have no ranks."""
 _NO_LOSS = rf"Terminated|Exited with exit code {StoppedEarly.exit_code}$"
-# srun reports ranks that it has ended, or that may be resumed, in the same form as lost ones.
+# srun reports ranks that it ended itself, and ranks that stopped to be resumed, in the same form as lost ones.
 _CASUALTY = re.compile(rf"srun: error: (?P<host>\S+): tasks? (?P<rank>\d+)\S*: (?!{_NO_LOSS})", re.MULTILINE)
 _LOST_NODE = re.compile(
     r"srun: error: (?:Node failure on|Task launch for StepId=\S+ failed on node) (?P<hosts>[^\s:]+)"

@@ -158,7 +158,7 @@ def lstm(layer: Any, inputs: Any, state: Any) -> tuple[Any, Any, list[Any]]:
 def _lstm(inputs: Any, output: Any, carry: Any, kernel: Any, recurrent: Any, bias: Any) -> Any:
     """Return outputs (T, B, units), the last output and the last carry, for inputs (T, B, D)."""
     length, no_peephole = inputs.shape[0], tf.zeros([recurrent.shape[0]])
-    # Its gates are in the order of Keras (i, f, c, o); those of BlockLSTM are not.
+    # BlockLSTMV2 has its gates in Keras's order (i, f, c, o); BlockLSTM has not.
     entry, carries, forget, exit_, candidate, squashed, outputs = tf.raw_ops.BlockLSTMV2(
         seq_len_max=tf.constant(length, tf.int64), x=inputs, cs_prev=carry, h_prev=output,
         w=tf.concat([kernel, recurrent], 0), b=bias, wci=no_peephole, wcf=no_peephole, wco=no_peephole,

@@ -62,7 +62,7 @@ class PowerSgd:
         lefts = [times(matrix, self._started(piece)) for matrix, piece in zip(matrices, pieces, strict=True)]
         lefts = [orthonormal(left) for left in summed(lefts, reduce)]
         rights = [transposed_times(matrix, left) for matrix, left in zip(matrices, lefts, strict=True)]
-        # Rests before the second sum: a rank that has the sum relies on every other rank's rest.
+        # Before the second sum: once any rank has that sum, all rests must be complete (`ReducedForm.exchange`).
         for piece, matrix, left, right in zip(pieces, matrices, lefts, rights, strict=True):
             piece_rest = rest[piece.span].reshape(matrix.shape)
             for rows in few_rows(matrix):

@@ -231,7 +231,8 @@ class AllReduceWorker(Worker):
             with tf.control_dependencies(previous):
                 scale_of = self._scaler(number) if wire.scaled else None
                 alone = names[bucket[0]] if names and len(bucket) == 1 and wire.exponent is None else ""
-                first = number == 0 and scale_of is None  # else the scale's own sum is first; what it found stays
+                # Otherwise the sum for the scale was first, and its finding must not be cleared.
+                first = number == 0 and scale_of is None
                 reducer = self._reducer(number, wire, first, alone, pieces_of(bucket, of_bucket))
                 reduced, suspicious = exchange_bucket(flat, of_bucket, reducer, wire, scale_of)
             previous = [suspicious]
@@ -387,7 +388,7 @@ def shaped(flat: Any, shape: Any) -> Any:
 def broadcast_variables(communicator: Communicator, variables: Sequence[Any], root: int = 0) -> None:
     """Give every rank the root's values of `variables`."""
     for variable in variables:
-        value = numpy.asarray(variable.numpy()).copy()  # it may share the variable's memory, into which MPI would write
+        value = numpy.asarray(variable.numpy()).copy()
         communicator.broadcast(value, root)
         if communicator.rank != root:
             variable.assign(value)

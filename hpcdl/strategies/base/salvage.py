@@ -88,7 +88,7 @@ def origins_of(claims: Sequence[Claim | None]) -> list[Origin]:
     copies = [rank for rank, claim in enumerate(claims) if claim is not None and not claim.held]
     if not copies:
         return []
-    # Of equal ones the lowest rank: all choose the same.
+    # Of equally fresh copies the lowest rank's.
     freshest = max(copies, key=lambda rank: (_claim(claims, rank).updates, -rank))
     holders = [rank for rank, claim in enumerate(claims) if claim is not None and claim.held]
     origins, reached = list[Origin](), 0

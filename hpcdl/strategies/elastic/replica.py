@@ -121,7 +121,7 @@ def swap_elastic(center: Array, weights: Array, reply: Array, alpha: float) -> N
     for part, pull in _with_scratch(center.size):
         numpy.subtract(weights[part], center[part], out=pull)
         pull *= alpha
-        reply[part] = center[part]  # after the pull: it may be the weights' memory
+        reply[part] = center[part]  # only now: `pull` has been computed from the weights
         center[part] += pull
 
 

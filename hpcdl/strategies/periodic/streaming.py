@@ -192,7 +192,8 @@ class StreamedWeights(SharedWeights):
         recorder_of(self.group).span(
             BUCKET, began_s, time.monotonic(), num_bytes=HALF_BYTES * weights.size, bucket=fragment
         )
-        numpy.divide(sent.total, -self.group.size, out=change[: weights.size])  # sums there are x_i - x
+        # `total` sums x_i - x, so the sign changes.
+        numpy.divide(sent.total, -self.group.size, out=change[: weights.size])
         self._average_statistics(change[weights.size :], fragment)
 
     def _average_in_blocks(self, form: BlockFormat, change: Array, num_weights: int, fragment: int) -> None:

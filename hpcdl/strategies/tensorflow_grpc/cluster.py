@@ -137,7 +137,7 @@ def _interface_of(address: str) -> str:
 def _program(address: str, peers: Sequence[str]) -> bytes:
     """Accept IPv4 packets to `address` from one of `peers`; drop all others."""
     accept, drop = (_RETURN, 0, 0, _WHOLE), (_RETURN, 0, 0, 0)
-    # Columns: operation, instructions to skip if equal, and if not, operand.
+    # Columns: operation; instructions to skip if equal; if not equal; operand.
     rows = [
         (_LOAD_HALF, 0, 0, _PROTOCOL),
         (_JUMP_EQUAL, 1, 0, _IPV4),

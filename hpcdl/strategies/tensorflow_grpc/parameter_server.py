@@ -133,7 +133,7 @@ class StepGraph:
         own_device = f"/job:worker/task:{self._rank}/cpu:0"
         setter = v1.train.replica_device_setter(
             worker_device=own_device,
-            # Only the numbers of tasks count.
+            # The setter only counts the tasks; it needs no addresses.
             cluster={"ps": [""] * context.num_servers, "worker": [""] * context.num_workers},
             ps_strategy=_PS_STRATEGIES[context.exchange.placement or "round-robin"](context.num_servers),
         )

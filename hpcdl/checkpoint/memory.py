@@ -109,8 +109,9 @@ def guarded(folder: Path, run_dir: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            guard.stdin.write(b"over")
-            guard.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # something else has ended the guard
+                guard.stdin.write(b"over")
+                guard.stdin.close()
             remove_file(note)
 
 
@@ -470,7 +471,9 @@ def recover(folder: Path, communicator: Communicator, behind: int, log: Callable
     if plan is None:
         return
     for rebuild in plan.rebuilds:
-        _make_again(folder, plan.step, rebuild, communicator)
+        made = _make_again(folder, plan.step, rebuild, communicator, log)
+        if not all(communicator.allgather_json(made)):
+            return  # without all files of this step the run continues from a checkpoint
         if communicator.rank == 0:
             gone = rebuild.holders[0].parity
             assert gone is not None
@@ -480,7 +483,7 @@ def recover(folder: Path, communicator: Communicator, behind: int, log: Callable
         # The first rank of its node, as holders are: equal if the copy is already there.
         reader = hosts.index(hosts[rank % communicator.size])
         if reader != holder:
-            _hand_over(folder, plan.step, rank, communicator, holder=holder, reader=reader)
+            _hand_over(folder, plan.step, rank, communicator, log, holder=holder, reader=reader)
     communicator.barrier()  # the other ranks of a node read what its first rank received
 
 
@@ -506,8 +509,13 @@ def _holding(document: dict[str, Any]) -> Holding:
     return Holding(**{**document, "parity": None if parity is None else from_document(parity)})
 
 
-def _make_again(folder: Path, step: int, rebuild: Rebuild, communicator: Communicator) -> None:
-    """Rebuild a lost node's files on the first holder, from every holder's part of each stripe."""
+def _make_again(
+    folder: Path, step: int, rebuild: Rebuild, communicator: Communicator, log: Callable[[str], None]
+) -> bool:  # fmt: skip
+    """Rebuild a lost node's files on the first holder, from every holder's part of each stripe.
+
+    Return false on that rank if its storage has no room for them.
+    """
     names = names_of(step)
     for holder in rebuild.holders[1:]:
         if communicator.rank == holder.leader:
@@ -515,7 +523,7 @@ def _make_again(folder: Path, step: int, rebuild: Rebuild, communicator: Communi
             for stripe in _stripes(holder.parity, rebuild.lost):
                 communicator.isend(contribution(folder, names, holder.parity, stripe), rebuild.at, _RECOVERY_TAG).wait()
     if communicator.rank != rebuild.at:
-        return
+        return True
     own_parity = rebuild.holders[0].parity
     assert own_parity is not None
     stripes = {stripe: contribution(folder, names, own_parity, stripe) for stripe in _stripes(own_parity, rebuild.lost)}
@@ -529,7 +537,17 @@ def _make_again(folder: Path, step: int, rebuild: Rebuild, communicator: Communi
     for stripe, chunk in stripes.items():
         begin, end = chunk_of(rebuild.lost, stripe, own_parity.length, content.size)
         content[begin:end] = chunk[: end - begin]
-    write_files(folder, files, content)
+    return _written(folder, files, content, log)
+
+
+def _written(folder: Path, files: Files, content: Array, log: Callable[[str], None]) -> bool:
+    """Write files of lost ranks; log if there is no room for them."""
+    try:
+        write_files(folder, files, content)
+    except OSError as error:
+        log(f"{folder} cannot hold the copies of lost ranks ({error.strerror or error}); they are not used")
+        return False
+    return True
 
 
 def _stripes(parity: Parity, lost: int) -> Iterable[int]:
@@ -537,8 +555,15 @@ def _stripes(parity: Parity, lost: int) -> Iterable[int]:
 
 
 def _hand_over(
-    folder: Path, step: int, rank: int, communicator: Communicator, *, holder: int, reader: int
-) -> None:  # fmt: skip
+    folder: Path,
+    step: int,
+    rank: int,
+    communicator: Communicator,
+    log: Callable[[str], None],
+    *,
+    holder: int,
+    reader: int,
+) -> None:
     """Send the copy of old rank `rank` from the node of one rank to that of another."""
     sizes = numpy.zeros(2, numpy.int64)
     paths = [folder / names_of(step).replace("*", f"rank-{rank}.{suffix}") for suffix in ("json", "npz")]
@@ -551,4 +576,5 @@ def _hand_over(
         communicator.irecv(sizes, holder, _RECOVERY_TAG).wait()
         incoming = numpy.zeros(int(sizes.sum()), numpy.uint8)
         communicator.irecv(incoming, holder, _RECOVERY_TAG).wait()
-        write_files(folder, [(path.name, int(size)) for path, size in zip(paths, sizes, strict=True)], incoming)
+        files = [(path.name, int(size)) for path, size in zip(paths, sizes, strict=True)]
+        _written(folder, files, incoming, log)  # else `LocalCopies.whole` lacks it, and a checkpoint serves

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import time
 from pathlib import Path
 
 import numpy
@@ -11,7 +13,7 @@ import pytest
 
 from hpcdl.checkpoint import memory as local
 from hpcdl.checkpoint.folders import Snapshot
-from hpcdl.checkpoint.memory import LocalCopies, newest_common, place, steps_in
+from hpcdl.checkpoint.memory import LocalCopies, folder_of_copies, guarded, newest_common, place, steps_in
 from hpcdl.config.load import flag_layer, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import StoppedEarly, UsageError
@@ -132,6 +134,26 @@ def test_what_dead_runs_have_left_is_removed_and_what_live_ones_need_is_not(tmp_
         LocalCopies(dead, runs[0], 0, 10, said.append)
         LocalCopies(own, runs[2], 0, 10, said.append)
     assert not dead.exists() and alive.exists() and own.exists() and said == []
+
+
+def test_a_guard_that_was_killed_ends_no_run(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with guarded(tmp_path / "copies", run_dir):
+        (guard,) = [
+            int(path.name)
+            for path in Path("/proc").glob("[0-9]*")
+            if str(tmp_path / "copies").encode() in _command_line(path)
+        ]
+        os.kill(guard, signal.SIGKILL)
+        while b"State:\tZ" not in (Path("/proc") / str(guard) / "status").read_bytes():
+            time.sleep(0.01)
+    assert folder_of_copies(run_dir) is None
+
+
+def _command_line(process: Path) -> bytes:
+    with contextlib.suppress(OSError):
+        return (process / "cmdline").read_bytes()
+    return b""
 
 
 def test_the_newest_step_that_all_have() -> None:

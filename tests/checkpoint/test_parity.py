@@ -117,6 +117,21 @@ def test_any_node_may_be_lost(tmp_path: Path, num_nodes: int, per_node: int, red
                 assert (state / host / name).read_bytes() == kept[name], "bit for bit"
 
 
+def test_without_room_for_the_lost_copies_a_checkpoint_serves(tmp_path: Path) -> None:
+    """A name that is taken by a folder stands for a memory that is full."""
+    hosts = hosts_of(3, 1)
+    train(tmp_path, hosts, XOR)
+    shutil.rmtree(tmp_path / "node1")
+    for host in ("node0", "node2", "spare"):
+        (tmp_path / host / f"step-{30:010d}.rank-1.npz").mkdir(parents=True)
+    (tmp_path / "spare").chmod(0o700)
+    messages: list[str] = []
+    answers = go_on(tmp_path, ["node0", "spare", "node2"], XOR, messages)
+    assert answers[1] == [] and newest_common([(answer, "") for answer in answers], 0)[0] is None
+    (reported,) = messages
+    assert "cannot hold the copies of lost ranks (Is a directory); they are not used" in reported
+
+
 @pytest.mark.parametrize("redundancy", [PARTNER, XOR])
 def test_parity_is_the_same_whatever_the_way(tmp_path: Path, redundancy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parity is the same in all modes and slices: in gaps or, without any, on demand, in a thread, and in the step."""

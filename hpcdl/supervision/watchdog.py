@@ -469,12 +469,12 @@ class Watchdog:
             kind, _, number = name.partition("-")
             if kind not in ("lost", "busy", EVICTED) or name in self._read:
                 continue
-            self._read.add(name)
             text = (self.folder / name).read_text(encoding="utf-8")
+            self._read.add(name)  # not before: a read that fails is tried again
             if kind == "lost" and int(number) == monitor.rank:
                 os._exit(1)  # it was stopped, the others continued without it, and it must not disturb them
             if kind == EVICTED and int(number) == monitor.rank:
-                monitor.evicted = text
+                monitor.evicted = text or EVICTED  # its writer may not have come further than an empty file
             if kind == "lost":
                 monitor.lost |= {int(number)}
             if monitor.leads:

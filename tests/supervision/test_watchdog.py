@@ -136,6 +136,21 @@ def test_a_rank_without_a_sign_of_life_ends_the_run(tmp_path: Path) -> None:
     assert "is not responding" in str(error)
 
 
+def test_a_note_that_could_not_be_read_is_read_again(tmp_path: Path) -> None:
+    """A note of a lost rank fails to be read once, and one of a slow rank has no text yet: both are acted on."""
+    rank = Rank(0, tmp_path)
+    (tmp_path / "lost-2").mkdir()
+    (tmp_path / "evicted-0").touch()
+    with pytest.raises(OSError, match="lost-2"):
+        rank.watch._learn_of_lost(["evicted-0", "lost-2"])
+    assert rank.seen.evicted and not rank.seen.lost
+    (tmp_path / "lost-2").rmdir()
+    (tmp_path / "lost-2").write_text("it is gone")
+    rank.watch._learn_of_lost(["evicted-0", "lost-2"])
+    assert rank.seen.lost == {2}
+    assert rank.told[-1] == "the run continues without rank 2: it is gone"
+
+
 def test_a_rank_that_computes_is_reported_once(tmp_path: Path) -> None:
     """A rank that computes is reported once; all three are in this process, whose processor time advances."""
     ranks = [Rank(0, tmp_path), Rank(1, tmp_path), Rank(2, tmp_path)]

@@ -102,7 +102,9 @@ class TraceFile:
     def write(self, name: str, begin_s: float, end_s: float, value: int, step: int, peer: int, bucket: int) -> None:
         """Append a record. In a full file it replaces the oldest one."""
         code = self._names.get(name)
-        if code is None and not (code := self.code(name)):
+        if code is None:
+            code = self.code(name)
+        if not code and name:  # no room for its name
             return
         ident = threading.get_ident()
         thread = self._threads.get(ident)

@@ -15,7 +15,7 @@ import pytest
 
 from hpcdl.comm.clocks import ClockPoint
 from hpcdl.core.errors import CorruptError, HpcdlError
-from hpcdl.trace.file import CHUNK, FACTS, PAGE_BYTES, RECORD, TraceFile, read_trace
+from hpcdl.trace.file import CHUNK, FACTS, MOST_NAMES, PAGE_BYTES, RECORD, TraceFile, read_trace
 
 FACTS_OF_3 = {"rank": 3, "size": 8, "host": "node7", "role": "worker", "level": "full", "begin_s": 1.5, "wall_s": 2.5}
 
@@ -44,6 +44,17 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     copied.write_bytes(b"".join(file.content()))
     assert len(read_trace(copied).records) == 3
     assert copied.stat().st_size == PAGE_BYTES + 4 * RECORD.itemsize
+
+
+def test_records_whose_names_find_no_room_take_no_place(tmp_path: Path) -> None:
+    file = traced(tmp_path / "rank-3.trace")
+    for number in range(MOST_NAMES):
+        file.write(f"span {number}", number, number, 0, 0, -1, -1)
+    written = file.num_written
+    for _ in range(3):
+        file.write("one too many", 1.0, 2.0, 0, 0, -1, -1)
+    assert file.num_written == written
+    assert "" not in [read_trace(file.path).names[code] for code in read_trace(file.path).records["name"]]
 
 
 def test_the_cap_holds_and_the_newest_stay(tmp_path: Path) -> None:

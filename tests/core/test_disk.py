@@ -61,6 +61,12 @@ def test_temporary_names_cannot_be_guessed_and_nothing_is_left(folder: Path) -> 
     assert names(folder) == ["x", "y.h5"]
 
 
+@pytest.mark.parametrize("name", ["x" * 255, "é" * 127, "\udcff" * 250])
+def test_a_file_may_have_the_longest_name(folder: Path, name: str) -> None:
+    write_text(folder / name, "new")
+    assert names(folder) == [name]
+
+
 def test_an_error_leaves_the_old_file(folder: Path) -> None:
     write_text(folder / "x", "old")
 

@@ -18,9 +18,7 @@ LAUNCHERS = Registry(
     "launcher",
     {
         "ibrun": Entry(target="hpcdl.cluster.launchers.ibrun:LAUNCHER", summary="TACC's ibrun, inside a Slurm job"),
-        "slurm": Entry(
-            target="hpcdl.cluster.launchers.slurm:LAUNCHER", summary="srun -K1 with the PMI of the MPI in use"
-        ),
+        "slurm": Entry(target="hpcdl.cluster.launchers.slurm:LAUNCHER", summary="srun with the PMI of the MPI in use"),
         "flux": Entry(target="hpcdl.cluster.launchers.flux:LAUNCHER", summary="flux run, inside a job of Flux"),
         "pbs": Entry(target="hpcdl.cluster.launchers.pbs:LAUNCHER", summary="mpiexec over the nodes of a PBS job"),
         "lsf": Entry(target="hpcdl.cluster.launchers.lsf:LAUNCHER", summary="mpiexec over the hosts of an LSF job"),

@@ -278,7 +278,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def temporary_name(name: str) -> str:
     """Return a hidden name that cannot be guessed and that `sweep` recognises."""
-    return f".{name[:200]}.{secrets.token_hex(8)}.tmp"  # file names have at most 255 bytes
+    begin = name.encode(errors="surrogateescape")[:200].decode(errors="ignore")  # file names have at most 255 bytes
+    return f".{begin}.{secrets.token_hex(8)}.tmp"
 
 
 def open_new(path: Path, mode: int = 0o666) -> int:

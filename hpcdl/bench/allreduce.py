@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import statistics
 import time
 import zlib
@@ -256,6 +257,14 @@ def perhaps_fastest(calls: Mapping[str, Sequence[float]], best: str) -> set[str]
     others = [name for name in calls if name != best]
     adjusted = holm([float(mannwhitneyu(calls[name], calls[best]).pvalue) for name in others])
     return {best, *(name for name, p_value in zip(others, adjusted, strict=True) if p_value >= SURE)}
+
+
+def fewest_calls(num_algorithms: int) -> int:
+    """Return the calls of each of `num_algorithms` without which `perhaps_fastest` cannot leave a single one."""
+    calls = 1
+    while 2 / math.comb(2 * calls, calls) * (num_algorithms - 1) >= SURE:  # the test's least probability, after Holm
+        calls += 1
+    return calls
 
 
 def _rows(row: Row, calls: Mapping[str, Sequence[float]], num_ranks: int, link: AlphaBeta) -> list[AllreduceRow]:

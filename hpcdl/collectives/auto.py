@@ -116,7 +116,7 @@ CANDIDATES = tuple(name for name in COLLECTIVES if name != "auto")
 FEWEST = 2
 """Minimum tries of every algorithm, however long they take."""
 HOPELESS = 4.0
-"""An algorithm this many times slower than the best so far is not timed again at that size."""
+"""Where time is limited, an algorithm this many times slower than the best so far is not timed again at that size."""
 SMALL_BYTES = 64 << 10
 LARGE_BYTES, BEHIND = 16 << 20, 1.5
 """From this size on a call may take a second: an algorithm slower by this factor at the previous size is skipped."""
@@ -199,7 +199,7 @@ def time_size(
             break
         best = min((min(times) for times in samples.values() if times), default=float("inf"))
         for name in samples:
-            if repeat > FEWEST and min(samples[name]) > HOPELESS * best:
+            if repeat > FEWEST and time_limit_s < float("inf") and min(samples[name]) > HOPELESS * best:
                 continue
             seconds = _time_once(communicator, name, num_bytes, workspace)
             spent_s += seconds

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hpcdl.bench import allreduce
+from hpcdl.collectives import auto
 from hpcdl.collectives.auto import CANDIDATES, load_table, table_file
 from hpcdl.collectives.slices import Workspace
 from hpcdl.collectives.table import COLLECTIVES
@@ -46,6 +47,25 @@ def test_only_a_fastest_that_is_distinguishable_is_named() -> None:
     assert allreduce.perhaps_fastest({"ring": near, "tree": far, "mpi": near[::-1]}, "ring") == {"ring", "mpi"}
     assert allreduce.perhaps_fastest({"ring": near, "tree": far}, "ring") == {"ring"}
     assert allreduce.perhaps_fastest({"ring": [1.0], "tree": [5.0]}, "ring") == {"ring", "tree"}, "one call each"
+
+
+def test_a_bench_makes_all_the_calls_that_it_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that is many times slower counts too: two of them would not be distinguishable from the fastest."""
+    seconds = {"ring": 1.0, "tree": 5.0}
+    monkeypatch.setattr(auto, "_time_once", lambda group, name, num_bytes, workspace: seconds[name])
+    (calls,) = run(1, lambda communicator: auto.time_size(communicator, ["ring", "tree"], 8, 10, Workspace()))
+    assert [len(times) for times in calls.values()] == [10, 10]
+    assert allreduce.perhaps_fastest(calls, "ring") == {"ring"}
+
+
+def test_the_fewest_calls_are_those_that_can_name_a_fastest() -> None:
+    for others in (1, len(CANDIDATES) - 1):
+        fewest = allreduce.fewest_calls(others + 1)
+        for num_calls, alone in ((fewest, True), (fewest - 1, False)):
+            calls = {"ring": [1.0 + call / 100 for call in range(num_calls)]}
+            calls |= {f"slow {index}": [time + 5 for time in calls["ring"]] for index in range(others)}
+            assert (allreduce.perhaps_fastest(calls, "ring") == {"ring"}) is alone
+    assert AllreduceBenchRun(ranks=2).repeats >= allreduce.fewest_calls(len(CANDIDATES))
 
 
 def test_a_wrong_sum_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +127,7 @@ def test_as_a_user_runs_it(run_hpcdl: CommandLine) -> None:
     assert reported in shown.err and reported in finished.err
     assert shown.code == 0 and "<- " not in shown.out, "one call of each distinguishes none"
     assert shown.out.count("not distinguishable") == len(CANDIDATES) + 1  # and its explanation
+    assert "1 call of each cannot show which is fastest: give --repeats 5 or more" in shown.err
     assert "slowest pair" in shown.err and "next: hpcdl" in shown.err
     whole = run_hpcdl(["bench", "allreduce", "--sizes", "4KiB,16MiB", "--repeats", "1"])
     assert (

@@ -95,7 +95,7 @@ def _train_as_measured(wanted: ResolvedConfig[StepBenchConfig], result: StepResu
 @takes_settings(AllreduceBenchConfig)
 def allreduce(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None, json: JsonFlag = False) -> None:
     """Time and check all-reduces at several sizes. Links between each two ranks are timed too."""
-    from hpcdl.bench.allreduce import run
+    from hpcdl.bench.allreduce import fewest_calls, run
     from hpcdl.collectives.auto import LARGE_BYTES, SMALL_BYTES, serves_auto
 
     result = run(resolved(AllreduceBenchConfig, "bench-allreduce", flags, config, set_).config)
@@ -105,6 +105,8 @@ def allreduce(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = 
     if not serves:
         ends = f"{format_bytes(SMALL_BYTES)} or less to {format_bytes(LARGE_BYTES)} or more"
         say(f"these times are not kept for --strategy auto, which needs sizes from {ends}")
+    if result.repeats < (fewest := fewest_calls(len({row.algorithm for row in result.rows}))):
+        say(f"{counted(result.repeats, 'call')} of each cannot show which is fastest: give --repeats {fewest} or more")
     if json:
         print_json(dataclasses.asdict(result))
         return

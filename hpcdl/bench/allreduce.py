@@ -27,7 +27,7 @@ from hpcdl.config.schema import AllreduceBenchConfig
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.progress import progress
 from hpcdl.core.records.from_json import from_json
-from hpcdl.core.statistics import holm, quantiles
+from hpcdl.core.statistics import SURE, holm, quantiles
 from hpcdl.core.units import format_bytes, parse_bytes
 from hpcdl.report.analysis.laws import AlphaBeta, alpha_beta
 
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 SHORT_BYTES = 8
 LONG_BYTES = 1 << 20
 PINGS = 9
-SURE = 0.05
-"""Largest probability, by chance, of a difference between two algorithms that is shown as one."""
 ALL_PAIRS_UP_TO = 48
 """Ranks up to which every pair is measured; with more, only pairs at distances of powers of two."""
 

@@ -21,7 +21,7 @@ from hpcdl.core.errors import UsageError
 from hpcdl.core.progress import NullProgress
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.records.from_json import from_json
-from hpcdl.core.statistics import mean_of_known
+from hpcdl.core.statistics import SURE, mean_of_known, quantiles
 from hpcdl.core.units import IMAGES, SAMPLES
 from hpcdl.data.format.dataset import open_dataset
 from hpcdl.launch.train import with_ranks
@@ -40,6 +40,8 @@ class StepResult:
 
     If workers wait for each other, a step takes as long as its slowest worker; for asynchronous strategies the medians
     are over the steps of all workers. `efficiency` is the median step without exchange over the median step with it.
+    A middle half is first and third quartile of the steps, empty if none were measured. `distinguishable` says whether
+    the steps with exchange differ from those without, by Mann and Whitney's test.
     `samples` are the images/s of each step with exchange, over all workers, and `counted` is their unit. `accelerators`
     has the number of workers per GPU name; `bucket_bytes` is the result of --bucket-size auto. `loss` is that of the
     initial weights on the first batch, on rank 0. Values that need steps without exchange are None if those were not
@@ -56,6 +58,9 @@ class StepResult:
     compute_seconds: float | None
     exposed_communication_seconds: float | None
     efficiency: float | None
+    step_middle_half: Sequence[float]
+    compute_middle_half: Sequence[float]
+    distinguishable: bool | None
     steps: int
     images_per_second: float
     counted: str
@@ -263,10 +268,11 @@ def _summary(
 ) -> StepResult:
     info = find_strategy(config.exchange.strategy)
     workers = gathered[:num_workers]
-    step_s, compute_s = (
-        _median(workers, kind, together=info.features.synchronous) for kind in ("with_exchange", "without_exchange")
+    with_exchange, without = (
+        _seconds(workers, kind, together=info.features.synchronous) for kind in ("with_exchange", "without_exchange")
     )
-    assert step_s is not None
+    step_s = statistics.median(with_exchange)
+    compute_s = statistics.median(without) if without else None
     samples = config.run.batch_size * config.exchange.accumulate
     steps = [*zip(*(rank["with_exchange"] for rank in workers), strict=True)]
     # All samples over the total time: a mean of rates would overweight fast steps.
@@ -287,6 +293,9 @@ def _summary(
         compute_seconds=compute_s,
         exposed_communication_seconds=None if compute_s is None else max(step_s - compute_s, 0.0),
         efficiency=None if compute_s is None else compute_s / step_s,
+        step_middle_half=quantiles(with_exchange, [0.25, 0.75]),
+        compute_middle_half=quantiles(without, [0.25, 0.75]) if without else (),
+        distinguishable=_differ(with_exchange, without) if without else None,
         steps=len(rates),
         images_per_second=rate,
         counted=workers[0]["counted"],
@@ -301,11 +310,17 @@ def _summary(
     )
 
 
-def _median(workers: Sequence[dict[str, Any]], kind: str, *, together: bool) -> float | None:
-    """Return the seconds of the median step: by each step's slowest worker, or over every worker's own steps."""
+def _seconds(workers: Sequence[dict[str, Any]], kind: str, *, together: bool) -> list[float]:
+    """Return the seconds of the steps: those of each step's slowest worker, or every worker's own."""
     steps = [*zip(*(rank[kind] for rank in workers), strict=True)]
-    seconds = [max(step) for step in steps] if together else [step_s for step in steps for step_s in step]
-    return statistics.median(seconds) if seconds else None
+    return [max(step) for step in steps] if together else [step_s for step in steps for step_s in step]
+
+
+def _differ(seconds: Sequence[float], others: Sequence[float]) -> bool:
+    """Return whether two kinds of steps differ by more than chance; one disturbed step does not decide it."""
+    from scipy.stats import mannwhitneyu  # takes a second to load
+
+    return float(mannwhitneyu(seconds, others).pvalue) < SURE
 
 
 def _on_rank(request: dict[str, Any], group: Observed, on_progress: ReportProgress) -> dict[str, Any]:

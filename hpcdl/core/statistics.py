@@ -11,6 +11,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+SURE = 0.05
+"""Largest probability, by chance, of a difference between calls or steps of one process that is shown as one."""
 WIDE = 0.25
 """Largest half width of a useful interval, as a share of the value; a wider one says little more than noise."""
 
@@ -229,7 +231,7 @@ def outliers(values: Sequence[float]) -> list[int]:
     return [index for index, log in enumerate(logs) if abs(log - middle) > max(_FAR_OFF * spread, _LEAST_OFF)]
 
 
-_SURE = 0.001
+_SURE_DRIFT = 0.001
 _LEAST_DRIFT = 0.01
 
 
@@ -251,7 +253,7 @@ def drift(repeats: Sequence[Sequence[float]]) -> float:
     slope = math.fsum(offset * log for offset, log in pairs) / square
     error = math.sqrt(math.fsum((log - slope * offset) ** 2 for offset, log in pairs) / freedom / square)
     # The first case is an exact fit, whose error is only rounding.
-    sure = error <= 1e-9 * abs(slope) or 2 * tail(abs(slope) / error, freedom) < _SURE
+    sure = error <= 1e-9 * abs(slope) or 2 * tail(abs(slope) / error, freedom) < _SURE_DRIFT
     return math.expm1(slope) if sure and abs(slope) > _LEAST_DRIFT else 0.0
 
 

@@ -136,3 +136,20 @@ def test_who_waits_for_nobody_is_not_as_slow_as_the_slowest(strategy: str, step_
     assert found.compute_seconds == step_s / 2 and found.efficiency == 0.5
     printed = json.loads(json.dumps(dataclasses.asdict(found)))  # as the command prints it
     assert printed["accelerators"] == {"NVIDIA H200": 2}
+
+
+def test_a_difference_that_the_steps_do_not_show_is_not_claimed(capsys: pytest.CaptureFixture[str]) -> None:
+    from hpcdl.cli.study.bench import _print_step
+
+    clear = summary_of("ring", [[0.1, 0.11, 0.12, 0.13, 0.14]] * 2)
+    assert clear.distinguishable and clear.step_middle_half == pytest.approx([0.11, 0.13])
+    _print_step(clear)
+    shown = capsys.readouterr().out
+    assert "step                   120 ms (middle half 110 ms to 130 ms)" in shown and "5 steps of each kind" in shown
+    assert "not distinguishable" not in shown
+    unclear = summary_of("single", [[0.1, 0.9, 0.1, 0.9]])
+    _print_step(unclear)
+    assert unclear.distinguishable is False
+    shown = capsys.readouterr().out
+    assert "250 ms (not distinguishable from none)" in shown
+    assert "0.500 (not distinguishable from 1)" in shown

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from hpcdl.bench.input import InputResult, MetadataOperations
     from hpcdl.bench.step import StepResult
 
+_NOT_SURE = "not distinguishable"
 _OF_THE_MEASUREMENT = ("steps", "warmup-steps")
 """Settings of `bench step` that mean something else in `train`."""
 commands = typer.Typer(no_args_is_help=True, help="Measure all-reduces, links, a step, input, a precision.")
@@ -58,19 +59,32 @@ def step(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None,
     if json:
         print_json(dataclasses.asdict(result))
         return
-    put(f"step                   {format_seconds(result.step_seconds)}")
-    if result.compute_seconds is not None:
-        put(f"  compute              {format_seconds(result.compute_seconds)}")
-    if result.exposed_communication_seconds is not None:
-        put(f"  exposed exchange     {format_seconds(result.exposed_communication_seconds)}")
-    if result.efficiency is not None:
-        put(f"efficiency             {result.efficiency:.3f}")
+    _print_step(result)
     put(f"throughput             {format_rate(result.images_per_second, result.counted)}")
     sent = result.bytes_sent_per_step
     put(f"sent per rank and step {'unknown' if sent is None else format_bytes(sent)}")
     put(f"peak memory per rank   {format_bytes(result.peak_memory_bytes)}")
     put(f"fast kernels           {', '.join(result.fast_kernels) or 'none'}")
     say(f"next: {_train_as_measured(wanted, result)}")
+
+
+def _print_step(result: StepResult) -> None:
+    """Print the step and its parts; a difference that the steps do not show is none to report."""
+    put(f"step                   {format_seconds(result.step_seconds)}{_middle_half(result.step_middle_half)}")
+    if result.compute_seconds is not None:
+        half = _middle_half(result.compute_middle_half)
+        put(f"  compute              {format_seconds(result.compute_seconds)}{half}")
+    doubt = "" if result.distinguishable else f" ({_NOT_SURE} from {{}})"
+    if result.exposed_communication_seconds is not None:
+        put(f"  exposed exchange     {format_seconds(result.exposed_communication_seconds)}{doubt.format('none')}")
+    if result.efficiency is not None:
+        put(f"efficiency             {result.efficiency:.3f}{doubt.format('1')}")
+        kinds = f"{counted(result.steps, 'step')} of each kind, in one start"
+        put(f"by {kinds} (medians; Mann-Whitney); repeat it before you compare two settings")
+
+
+def _middle_half(ends: Sequence[float]) -> str:
+    return f" (middle half {' to '.join(map(format_seconds, ends))})" if ends else ""
 
 
 def _train_as_measured(wanted: ResolvedConfig[StepBenchConfig], result: StepResult) -> str:
@@ -156,9 +170,6 @@ def _print_allreduce(result: AllreduceResult, mark: str) -> None:
             for name, fit in links.items()
         ],
     )
-
-
-_NOT_SURE = "not distinguishable"
 
 
 def _mark(row: AllreduceRow, of_size: Sequence[AllreduceRow], mark: str) -> str:

@@ -28,7 +28,7 @@ from hpcdl.core.storage.files import read_toml, toml_text, write_json
 from hpcdl.core.units import listed
 from hpcdl.data.format.dataset import open_dataset
 from hpcdl.node.machines import read_topology
-from hpcdl.report.runs.searches import FILE_NAME, SearchRecord, SearchTrial, read_search
+from hpcdl.report.runs.searches import FILE_NAME, OF_SAMPLES, SearchRecord, SearchTrial, read_search
 from hpcdl.run.journal import FILE_NAME as METRICS
 from hpcdl.run.rundir import drop_heavy_results
 from hpcdl.study.jobs import Allocation
@@ -315,7 +315,7 @@ class HyperparameterSearch:
         missing = [name for name, value in zip(self._search.plan.objective, values, strict=True) if value is None]
         message = "" if state == FINISHED else f"its run has no {', '.join(missing) or 'finite value'}"
         notes = {"message": message, **self._cost(seconds, record.nodes)}
-        if not record.evaluated_on and _OF_SAMPLES & {*self._search.plan.objective}:
+        if not record.evaluated_on and OF_SAMPLES & {*self._search.plan.objective}:
             self.record = dataclasses.replace(self.record, on_training=True)
         self._proposals.tell(proposal.number, state, finite_values, **notes)
 
@@ -361,8 +361,6 @@ class HyperparameterSearch:
 
 
 _NOTES = ("message", "seconds", "node_hours", "ended_after_s")
-_OF_SAMPLES = {"accuracy", "loss"}
-"""Objectives measured on held-out samples, if the data have any."""
 
 
 def command_of(search: SearchStudy, proposal: Proposal) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cli.study.search import as_document, luck
+from hpcdl.cli.study.search import as_document
 from hpcdl.config.search import SearchStudy
 from hpcdl.core.errors import ConfigError, UsageError
 from hpcdl.report.analysis.analyse import analyse
@@ -112,10 +112,13 @@ def test_every_trial_has_one_end(found: tuple[Path, SearchStudy, SearchRecord]) 
         if trial.state == "stopped" and run_record.exists():
             assert json.loads(run_record.read_text())["status"] == "stopped", "it was ended on purpose"
     assert read_search(folder / "out" / "search.json") == record
-    assert f"each of {states['finished'] + states['stopped']} trials ran once, so the best is partly chance" in luck(
-        record
-    )
-    assert not luck(dataclasses.replace(record, trials=[trial for trial in record.trials if trial.values][:1]))
+    chance, flattered = record.doubts
+    assert f"each of {states['finished'] + states['stopped']} trials ran once, so the best is partly chance" in chance
+    assert "repeat its command with --seed 1, then 2" in chance and "held-out samples that chose the best" in flattered
+    assert not dataclasses.replace(record, trials=[trial for trial in record.trials if trial.values][:1]).doubts
+    again = dataclasses.replace(record, commands=["hpcdl train --seed 1 --model lenet"])
+    assert "--seed 2, then 3" in again.doubts[0], "the same seed would be the same run"
+    assert len(dataclasses.replace(record, objectives=["seconds"]).doubts) == 1
 
 
 def test_trials_side_by_side_have_cores_of_their_own(found: tuple[Path, SearchStudy, SearchRecord]) -> None:
@@ -157,11 +160,15 @@ def test_the_report_has_a_section(found: tuple[Path, SearchStudy, SearchRecord])
     assert all("<svg" in svg(figure) for figure in figures.values())
     assert document.summary[0].startswith("Search: 4 trials by tpe: at best accuracy 0.950 with learning-rate 0.0500")
     assert document.data["search"][0]["front"] == (3,)
+    chance = "each of 4 trials ran once, so the best is partly chance"
+    warnings = as_document(search)["warnings"]
+    assert chance in warnings[0] and any(chance in line for line in document.data["warnings"])
     doubt = "the best 1 of 4 trials with all of them: with fewer than 5 of the best they may be chance"
     (mattered,) = [item for item in section.items if isinstance(item, Table) and item.title == "What mattered"]
-    assert doubt in mattered.note and doubt in as_document(search)["warnings"][0]
+    assert doubt in mattered.note and doubt in warnings[-1]
     many = [dataclasses.replace(trials[0], number=number) for number in range(41)]
-    assert not as_document(dataclasses.replace(search, trials=many, front=(3,)))["warnings"]
+    later = as_document(dataclasses.replace(search, trials=many, front=(3,)))["warnings"]
+    assert not any("importances" in line for line in later)
 
 
 def test_what_is_measured_on_the_samples_trained_on_is_called_so(tmp_path: Path) -> None:

@@ -72,29 +72,13 @@ def search(
                 for name, value in zip(record.objectives, record.trial(number).values, strict=True)
             )
             put(f"{rates}: {command}")
-    if record.on_training:
-        commentary.say(
-            "warning: accuracy and loss are of the samples trained on, the data have no others: the winner may have "
-            "learnt them by heart; hpcdl shard --split train=0.9,val=0.1 holds some out"
-        )
-    if doubt := luck(record):
-        commentary.say(doubt)
+    for doubt in record.doubts:
+        commentary.say(f"warning: {doubt}")
     commentary.say(f"next: {typed('report', folder, '--out', folder / 'report')}")
     if not record.front:
         failed = [trial for trial in record.trials if trial.message]
         why = f"; trial {failed[0].number}: {failed[0].message}" if failed else ""
         raise HpcdlError(f"none of {len(record.trials)} trials finished{why}")
-
-
-def luck(record: SearchRecord) -> str:
-    """Return how far the best of several trials may be chance; empty for one trial, which is not chosen."""
-    compared = sum(trial.state in ("finished", "stopped") for trial in record.trials)
-    if compared < 2 or not record.front:
-        return ""
-    return (
-        f"each of {compared} trials ran once, so the best is partly chance: repeat its command with"
-        " --seed 1, then 2, before you report its value"
-    )
 
 
 def as_document(record: SearchRecord) -> dict[str, Any]:
@@ -115,7 +99,7 @@ def as_document(record: SearchRecord) -> dict[str, Any]:
         "trials": len(record.trials),
         "best": best,
         "importance": dict(record.importance),
-        "warnings": [record.importance_doubt] if record.importance_doubt else [],
+        "warnings": [*record.doubts, *filter(None, [record.importance_doubt])],
         "front": front,
         "results": [vars(trial) for trial in record.trials],
         "seconds": record.seconds,

@@ -106,7 +106,7 @@ def analyse(
         compared=compare,
         breakdowns=[breakdowns(curve) for curve in curves],
         unreadable=gathered.unreadable,
-        warnings=[*caveats(runs, gathered.unreadable, curves), *misses(fits), *remarks],
+        warnings=[*caveats(runs, gathered.unreadable, curves), *misses(fits), *remarks, *_chosen(searches)],
         contests=contests,
         comparisons=corrected(verdicts),
         fits=fits,
@@ -120,6 +120,11 @@ def analyse(
         outlooks=outlooks,
         inferences=gathered.inferences,
     )
+
+
+def _chosen(searches: Sequence[SearchRecord]) -> list[str]:
+    """Return the caveats of searches, whose best value was chosen because it is the best."""
+    return [f"search {search.name}: {doubt}" for search in searches for doubt in search.doubts]
 
 
 def kept_apart(gathered: Gathered, baseline: Gathered | None = None) -> tuple[Gathered, Gathered | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from hpcdl.report.runs.sources import Walk
 
 SCHEMA = "hpcdl.search/1"
 FILE_NAME = "search.json"
+OF_SAMPLES = {"accuracy", "loss"}
+"""Objectives measured on held-out samples, if the data have any."""
 LEAST_BEST = 5
 """Trials that the best tenth must have for importances to say much."""
 
@@ -75,6 +77,35 @@ class SearchRecord:
             "the best they may be chance"
         )
 
+    @property
+    def doubts(self) -> list[str]:
+        """What to know before believing the value of the best trial."""
+        return [*self._by_heart(), *self._chance()]
+
+    def _by_heart(self) -> Iterator[str]:
+        if self.on_training:
+            yield (
+                "accuracy and loss are of the samples trained on, the data have no others: the winner may have learnt "
+                "them by heart; hpcdl shard --split train=0.9,val=0.1 holds some out"
+            )
+
+    def _chance(self) -> Iterator[str]:
+        """Yield how far the best of several trials may be chance; nothing for one trial, which was not chosen."""
+        compared = sum(trial.state in ("finished", "stopped") for trial in self.trials)
+        if compared < 2 or not self.front:
+            return
+        tried = _seed_of(self.commands[0])
+        first, second = [str(seed) for seed in (1, 2, 3) if str(seed) != tried][:2]
+        yield (
+            f"each of {compared} trials ran once, so the best is partly chance: repeat its command with "
+            f"--seed {first}, then {second}, before you report its value"
+        )
+        if OF_SAMPLES & {*self.objectives} and not self.on_training:
+            yield (
+                "the held-out samples that chose the best flatter it: before you report its value, rate it by "
+                "hpcdl evaluate RUN --data DIR --split NAME on samples that no trial was rated on"
+            )
+
     def trial(self, number: int) -> SearchTrial:
         """Return one trial by its number."""
         return next(trial for trial in self.trials if trial.number == number)
@@ -89,6 +120,11 @@ class SearchRecord:
             if not improvements or (value > improvements[-1][1] if upwards else value < improvements[-1][1]):
                 improvements.append((trial, value))
         return improvements
+
+
+def _seed_of(command: str) -> str:
+    """Return the seed in a command of `hpcdl train`, "" if it has none."""
+    return command.partition(" --seed ")[2].partition(" ")[0]
 
 
 def find_searches(path: Path, walked: Walk) -> list[Path]:

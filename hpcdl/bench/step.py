@@ -156,7 +156,7 @@ def _work(
     runtime.import_tensorflow(fixed_shapes=True)
     from hpcdl.rank.results import peak_memory_bytes, refuse_shared_devices
     from hpcdl.step import measure
-    from hpcdl.step.kernels.table import use_chosen_kernels
+    from hpcdl.step.kernels.table import names_used, use_chosen_kernels
     from hpcdl.step.optimizers import build_optimizer
     from hpcdl.step.step import inside_engine
     from hpcdl.strategies.elastic.flat import FlatWorker
@@ -198,7 +198,7 @@ def _work(
         "bytes_sent_per_step": sent["bytes_sent_per_step"],
         "bucket_bytes": chosen,
         "peak_memory_bytes": peak_memory_bytes(),
-        "fast_kernels": list(kernels.names),
+        "fast_kernels": names_used(),
         "device": device.name,
         "warnings": [*worker.warnings, *kernels.warnings, *filter(None, [device.warning])],
     }

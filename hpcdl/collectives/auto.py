@@ -62,6 +62,7 @@ def allreduce(
         return
     memory = workspace or Workspace()
     name = choose(communicator, buffer.nbytes, memory)
+    memory.chosen[buffer.nbytes] = name
     COLLECTIVES.load(name)(communicator, buffer, memory, add, finished)
     if workspace is None:
         memory.close()

@@ -62,6 +62,7 @@ class Workspace:
     def __init__(self, *, message_bytes: int = 4 << 20, measure: bool = True) -> None:
         self.message_bytes = message_bytes
         self.measure = measure
+        self.chosen: dict[int, str] = {}
         self._scratch: dict[Any, Array] = {}
         self._kept: dict[Any, Any] = {}
         self._closers: list[Callable[[], None]] = []

@@ -47,7 +47,7 @@ from hpcdl.run.rundir import MODEL_FILE, changed_code
 from hpcdl.run.shrink import ShrunkRun
 from hpcdl.run.trained_data import losses_of
 from hpcdl.step.bucket_size import BucketChoice
-from hpcdl.step.kernels.table import use_chosen_kernels
+from hpcdl.step.kernels.table import names_used, use_chosen_kernels
 from hpcdl.step.preprocess import fed, model_shapes, preprocessed
 from hpcdl.strategies.base.strategy import Context
 from hpcdl.strategies.table import load_strategy
@@ -194,7 +194,8 @@ def _to_the_end(trainer: Trainer, communicator: Observed, record: RunRecord, run
     if leads:
         parts.saver.check_weights()  # before any file changes: an older model is better than one of NaN
         outcome.warnings += _save_finished(model, run_dir)
-        record = dataclasses.replace(record, warnings=parts.injection.settled(record.warnings))
+        kernels = names_used() if outcome.clock.num_steps else record.fast_kernels
+        record = dataclasses.replace(record, fast_kernels=kernels, warnings=parts.injection.settled(record.warnings))
         write_record(run_dir, results.finished_record(record, run_plan, outcome, ranks, _parameters(model)))
     return communicator
 

@@ -162,10 +162,11 @@ def function_behind(where: str) -> Callable[..., Any] | None:
     return getattr(function, "in_place_of", function)
 
 
-def is_replaced(where: str) -> bool:
-    """Whether Keras's own function is replaced by another one."""
+def replacement_of(where: str) -> Callable[..., Any] | None:
+    """Return the function that replaces Keras's own; None if none does."""
     owner, name = _FUNCTIONS[where]
-    return hasattr(getattr(owner(), name, None), "in_place_of")
+    function: Callable[..., Any] | None = getattr(owner(), name, None)
+    return function if hasattr(function, "in_place_of") else None
 
 
 def replace_function(where: str, function: Callable[..., Any]) -> None:

@@ -56,10 +56,10 @@ def test_the_table_decides_what_runs() -> None:
 
         tracer = TracingCommunicator(communicator)
         buffer = numpy.ones(10)
-        auto.allreduce(tracer, buffer, Workspace())
-        return tracer.counts.library_calls, tracer.counts.messages, buffer[0]
+        auto.allreduce(tracer, buffer, workspace := Workspace())
+        return tracer.counts.library_calls, tracer.counts.messages, buffer[0], workspace.chosen
 
-    assert run(3, body) == [(1, 0, 3)] * 3
+    assert run(3, body) == [(1, 0, 3, {80: "mpi"})] * 3
 
 
 @pytest.mark.parametrize(

@@ -481,3 +481,21 @@ def test_trying_them_leaves_the_names_and_seeds_of_a_model_alone() -> None:
         )
 
     assert names_and_weights(fast=True) == names_and_weights(fast=False)
+
+
+def test_the_record_names_only_kernels_that_a_layer_has_called() -> None:
+    import keras
+    import tensorflow as tf
+
+    from hpcdl.step.kernels.table import names_used, use_fast_kernels
+
+    class Own(keras.layers.Layer):
+        def call(self, values: Any) -> Any:
+            return 2 * values
+
+    model = keras.Sequential([keras.Input((4,)), keras.layers.LayerNormalization(), Own()])
+    assert "batch normalization" in use_fast_kernels(model).names and names_used() == ()
+    model(tf.ones((2, 4)), training=True)
+    assert names_used() == ("layer normalization",)
+    use_fast_kernels(on=False)
+    assert names_used() == ()

@@ -232,7 +232,8 @@ class RunRecord:
     `failure` is the kind of error that ended it, if that has one (core/errors.py).
     `gradient_elements` are those of each trainable variable, in the order of their creation. `evaluated_on` is the
     split of the held-out loss and accuracy, empty if there was none, as in records of earlier versions.
-    `fast_kernels` are the operations that a kernel other than Keras's own computed (step/kernels).
+    `fast_kernels` are the operations that a kernel other than Keras's own computed (step/kernels); until the run ends
+    also those that only the user's own layers may call.
     `accelerators` counts the workers that computed on a GPU, by its name; empty if all computed on CPUs.
     `counted` says what `images_per_second` counts: IMAGES, as in the field's name, or SAMPLES (core/units.py).
     `inference` holds the results of `hpcdl infer`, None for every other run.

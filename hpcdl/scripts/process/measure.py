@@ -56,10 +56,10 @@ def use_kernels_of_launch() -> None:
         _used(choice)
 
 
-def kernels_in_force() -> tuple[str, ...]:
-    """Return the names of the kernels in use. Nothing is imported for a script that has asked for none."""
+def kernels_used() -> tuple[str, ...]:
+    """Return the names of the kernels that computed. Nothing is imported for a script that has asked for none."""
     table = sys.modules.get("hpcdl.step.kernels.table")
-    names: tuple[str, ...] = table.names_in_force() if table else ()
+    names: tuple[str, ...] = table.names_used() if table else ()
     return names
 
 
@@ -211,7 +211,7 @@ class ScriptRun:
             accuracy=last.accuracy if last.val_accuracy is None else last.val_accuracy,
             history=self.history,
             rank_records=ranks,
-            fast_kernels=kernels_in_force(),
+            fast_kernels=kernels_used(),
             warnings=[
                 *started.warnings,
                 *self.warnings,

@@ -18,13 +18,13 @@ import tensorflow as tf
 from hpcdl.core.errors import HpcdlError
 from hpcdl.step.keras_internals import (
     function_behind,
-    is_replaced,
     is_training,
     layers_in,
     onednn_in_use,
     operations_between,
     passes_training,
     replace_function,
+    replacement_of,
 )
 from hpcdl.step.kernels.operations import (
     attention,
@@ -37,6 +37,8 @@ from hpcdl.step.kernels.operations import (
 
 TOLERANCE = 1e-5
 """Largest allowed difference from Keras, relative to the largest number of its kind: outputs, gradients, statistics."""
+_USED = "used"
+"""Set on a function in place of Keras's once its kernel has computed something in it."""
 
 Call = Callable[..., Any]
 
@@ -131,9 +133,9 @@ def use_chosen_kernels(model: keras.Model | None, choice: str, *, xla: bool = Tr
     return in_force
 
 
-def names_in_force() -> tuple[str, ...]:
-    """Return the names of the kernels in use."""
-    return tuple(kernel.name for kernel in TABLE if is_replaced(kernel.where))
+def names_used() -> tuple[str, ...]:
+    """Return the names of the kernels in force that a layer has called: they are known only after a step."""
+    return tuple(kernel.name for kernel in TABLE if hasattr(replacement_of(kernel.where), _USED))
 
 
 def _is_wanted(kernel: Kernel, model: keras.Model | None, *, xla: bool) -> bool:
@@ -185,7 +187,10 @@ def _replaced(kernel: Kernel, plain: Call) -> Call:
     @functools.wraps(plain)
     def function(*args: Any, **kwargs: Any) -> Any:
         fast = kernel.chosen(*args, **kwargs) if is_training() or not kernel.while_training else None
-        return plain(*args, **kwargs) if fast is None else fast()
+        if fast is None:
+            return plain(*args, **kwargs)
+        vars(function)[_USED] = True
+        return fast()
 
     return function
 

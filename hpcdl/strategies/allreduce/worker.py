@@ -28,6 +28,7 @@ from hpcdl.comm.arithmetic import float16_scale
 from hpcdl.comm.observed import NOTHING, recorder_of
 from hpcdl.core.errors import UsageError
 from hpcdl.core.protocols import Communicator
+from hpcdl.core.units import format_bytes
 from hpcdl.strategies.allreduce.compression import WIRES, Wire, largest_magnitude, warnings_of, wire_of
 from hpcdl.strategies.allreduce.rest import BucketPart
 from hpcdl.strategies.base.graph import (
@@ -239,6 +240,11 @@ class AllReduceWorker(Worker):
             for index, tensor in zip(bucket, reduced, strict=True):
                 summed[index] = tensor
         return summed, suspicious
+
+    def details(self) -> dict[str, Any]:
+        """Return the all-reduce that `auto` chose for each size: equally fast ones may differ from run to run."""
+        chosen = self._workspace.chosen
+        return {"allreduces": {format_bytes(size): chosen[size] for size in sorted(chosen)}} if chosen else {}
 
     def finish(self, *, early: bool = False) -> None:
         """Free scratch buffers and sub-communicators."""

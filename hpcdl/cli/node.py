@@ -263,6 +263,9 @@ def _show_result(tuned: Tuned, settings: TuneConfig, json: bool, commentary: Com
         say("no trial ended within the budget: the defaults stay in force, nothing was stored; give a longer --budget")
         return
     say(f"profile: {tuned.path}")
+    if not tuned.result.settled:
+        more = " and more --max-samples" if settings.search.max_samples else ""
+        say(f"another may be faster: continue the search by the same command with --resume{more}")
     commentary.say(f"next: {_with_profile(tuned.profile, settings)}   (it uses the profile)")
 
 
@@ -298,6 +301,11 @@ def _print_tables(tuned: Tuned) -> None:
     effects = main_effects(tuned.result.trials)
     if effects:
         put()
-        rows = [[e.setting, e.value, f"{100 * (e.ratio - 1):+.1f} %", str(e.num_trials)] for e in effects[:NUM_LISTED]]
-        print_table(["setting", "value", "effect", "trials"], rows)
-    put(f"\nwinner: {describe(tuned.profile.settings)}; {tuned.profile.verdict}")
+        rows = [
+            [e.setting, e.value, f"{100 * (e.ratio - 1):+.1f} %",
+             f"[{100 * (e.low - 1):+.1f}, {100 * (e.high - 1):+.1f} %]", str(e.num_trials)]
+            for e in effects[:NUM_LISTED]
+        ]  # fmt: skip
+        print_table(["setting", "value", "effect", "95 %", "trials"], rows)
+    winner = "winner" if tuned.result.settled else "best so far"
+    put(f"\n{winner}: {describe(tuned.profile.settings)}; {tuned.profile.verdict}")

@@ -153,6 +153,28 @@ def welch_log_ratio(values: Sequence[float], base: Sequence[float], *, confidenc
     if min(sizes) < 2:
         return Ratio(value=value, low=None, high=None, p_value=None, std=None, n=sizes[0], n_base=sizes[1])
     variances = (variance(logs[0]), variance(logs[1]))
+    return _welch(difference, value, variances, sizes, confidence)
+
+
+def estimate_of(mean: float, ci95: float | None, n: int) -> Estimate:
+    """Return the estimate with this mean and half width of n runs."""
+    std = None if ci95 is None or n < 2 else ci95 * math.sqrt(n) / t_quantile(0.975, n - 1)
+    return Estimate(mean=mean, std=std, ci95=ci95, n=n)
+
+
+def welch_of_estimates(values: Estimate, base: Estimate) -> Ratio:
+    """Return `welch_log_ratio` if only means and deviations are known: the logarithm's deviation is std / mean."""
+    value, sizes = values.mean / base.mean, (values.n, base.n)
+    if values.std is None or base.std is None:
+        return Ratio(value=value, low=None, high=None, p_value=None, std=None, n=values.n, n_base=base.n)
+    variances = ((values.std / values.mean) ** 2, (base.std / base.mean) ** 2)
+    return _welch(math.log(value), value, variances, sizes, 0.95)
+
+
+def _welch(
+    difference: float, value: float, variances: tuple[float, float], sizes: tuple[int, int], confidence: float
+) -> Ratio:
+    """Return the ratio `value` whose logarithm is about `difference`, from the variances of the logarithms."""
     error = math.sqrt(variances[0] / sizes[0] + variances[1] / sizes[1])
     freedom = _welch_freedom(variances, sizes)
     reach = t_quantile(0.5 + confidence / 2, freedom) * error if error > 0 else 0.0

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.records.run_record import FILE_NAME as RECORD
-from hpcdl.core.statistics import estimate
+from hpcdl.core.statistics import estimate, t_quantile
 from hpcdl.core.storage.files import open_regular
-from hpcdl.core.units import common_unit
+from hpcdl.core.units import common_unit, counted
 from hpcdl.node.profile import (
     SCHEMA,
     UNSETTLED,
@@ -164,6 +164,8 @@ def verdict(choice: Choice, *, settled: bool) -> str:
 LOG_SUFFIX = ".trials.jsonl"
 _MOST_SAMPLES = 1e6
 """Limit of samples of one candidate, which outweigh all others: a file may hold any number."""
+_LARGEST_LOG = 700.0
+"""Largest logarithm of a number that a computer holds."""
 _MOST_BEFORE_SCHEMA = 256
 """Bytes of a TOML file that are searched for the name of the schema."""
 
@@ -217,18 +219,15 @@ def main_effects(trials: Sequence[TrialSummary], *, ridge: float = 0.5) -> list[
     """Return effects of every setting's levels on the logarithm of speed, fitted together by ridge regression.
 
     A search measures good corners more often than bad ones. Fitting all settings at once keeps the effects of
-    accompanying levels from being attributed to a level. The most important settings come first.
+    accompanying levels from being attributed to a level. The most important settings come first. There are none if the
+    trials are too few for intervals: those of the regression's posterior (Hoerl and Kennard, Technometrics 12, 1970).
     """
     import numpy as np
 
     measured = [(trial, rate) for trial in trials if (rate := trial.images_per_second) and 0 < rate < math.inf]
     names = list(dict.fromkeys(name for trial, _ in measured for name in trial.settings))
-    columns = [
-        (name, value)
-        for name in names
-        if len(levels := _levels([trial for trial, _ in measured], name)) > 1
-        for value in levels
-    ]  # fmt: skip
+    levels = {name: _levels([trial for trial, _ in measured], name) for name in names}
+    columns = [(name, value) for name in names if len(levels[name]) > 1 for value in levels[name]]
     if not columns:
         return []
     speed = np.array([math.log(speed) for _, speed in measured])
@@ -238,12 +237,24 @@ def main_effects(trials: Sequence[TrialSummary], *, ridge: float = 0.5) -> list[
     )
     scaled = design * weight[:, None]
     centred = (speed - np.average(speed, weights=weight**2)) * weight
-    fitted = np.linalg.solve(scaled.T @ scaled + ridge * np.eye(len(columns)), scaled.T @ centred)
-    counts = design.sum(axis=0).astype(int)
+    inverse = np.linalg.inv(scaled.T @ scaled + ridge * np.eye(len(columns)))
+    fitted = inverse @ scaled.T @ centred
+    freedom = len(measured) - 1 - float(np.trace(scaled @ inverse @ scaled.T))
+    if freedom < 1:
+        return []
+    # Each level beside the mean of its setting's levels.
+    contrasts = np.array([
+        [float(column == other) - (name == other[0]) / len(levels[name]) for other in columns]
+        for column in columns for name in column[:1]
+    ])  # fmt: skip
+    noise = float(np.sum((centred - scaled @ fitted) ** 2)) / freedom
+    reach = t_quantile(0.975, freedom) * np.sqrt(noise * np.einsum("ij,jk,ik->i", contrasts, inverse, contrasts))
     effects = [
-        SettingEffect(setting=name, value=value, ratio=math.exp(float(size)), num_trials=int(count))
-        for (name, value), size, count in zip(columns, fitted, counts, strict=True)
-    ]
+        SettingEffect(setting=name, value=value, num_trials=int(count), ratio=math.exp(size),
+                      low=math.exp(size - half), high=math.exp(min(size + half, _LARGEST_LOG)))
+        for (name, value), size, half, count in zip(
+            columns, contrasts @ fitted, reach, design.sum(axis=0), strict=True)
+    ]  # fmt: skip
     spans: dict[str, list[float]] = defaultdict(list)
     for effect in effects:
         spans[effect.setting].append(effect.ratio)
@@ -300,7 +311,14 @@ def profile_of_log(path: Path) -> Profile:
         stopped=True,
         warnings=warnings_of(candidates),
     )
-    return as_profile(search_result, _base(recorded.header, path))
+    profile = as_profile(search_result, _base(recorded.header, path))
+    if choice is None:
+        return profile
+    # Candidates that were not measured are not in the log: without them every probability would be too high.
+    verdict = (
+        f"the best of {counted(len(candidates), 'candidate')} in its log, which does not say if the search settled"
+    )
+    return dataclasses.replace(profile, verdict=verdict)
 
 
 def _base(header: Mapping[str, Any], path: Path) -> Profile:

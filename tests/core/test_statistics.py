@@ -14,12 +14,14 @@ from scipy import stats
 from hpcdl.core.statistics import (
     Sample,
     estimate,
+    estimate_of,
     holm,
     quantiles,
     t_quantile,
     tail,
     variance,
     welch_log_ratio,
+    welch_of_estimates,
 )
 
 POSITIVE = st.floats(min_value=1e-3, max_value=1e6)
@@ -159,3 +161,13 @@ def test_a_long_stream_keeps_its_quantiles_in_bounded_room() -> None:
 def test_an_empty_stream_has_no_mean() -> None:
     with pytest.raises(ValueError, match="no values"):
         _ = Sample(3).mean
+
+
+def test_a_ratio_of_means_and_deviations_is_nearly_that_of_the_values() -> None:
+    values, base = [101.0, 98.0, 103.0, 99.0], [81.0, 78.0, 80.0]
+    exact = welch_log_ratio(values, base)
+    known = [estimate_of(each.mean, each.ci95, each.n) for each in (estimate(values), estimate(base))]
+    found = welch_of_estimates(*known)
+    assert found.value == pytest.approx(exact.value) and (found.n, found.n_base) == (4, 3)
+    assert found.low == pytest.approx(exact.low, rel=1e-3) and found.high == pytest.approx(exact.high, rel=1e-3)
+    assert welch_of_estimates(known[0], estimate_of(80.0, None, 1)).low is None

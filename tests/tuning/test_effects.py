@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 
@@ -33,8 +34,23 @@ def test_effects_are_distinguished_and_ranked() -> None:
     assert not any(setting == "ranks_per_node" for setting, _ in effects)  # ranks_per_node never varied
 
 
-def test_no_effects_without_trials() -> None:
+def test_no_effects_without_trials_enough_for_intervals() -> None:
     assert main_effects([]) == []
+    assert main_effects(trials()[:3]) == []
+
+
+def test_effects_have_intervals_that_hold_none_where_there_is_none() -> None:
+    dice = random.Random(2)
+    found = [
+        dataclasses.replace(trial, settings={**trial.settings, "xla": dice.random() < 0.5}, n=1, ci95=None)
+        for trial in [*trials(), *trials()]
+        if trial.images_per_second
+    ]
+    effects = {(e.setting, e.value): e for e in main_effects(found)}
+    assert all(effect.low < effect.ratio < effect.high for effect in effects.values())
+    assert effects["xla", "true"].low < 1 < effects["xla", "true"].high
+    assert effects["onednn", "true"].low > 1 > effects["onednn", "false"].high
+    assert abs(effects["onednn", "true"].ratio * effects["onednn", "false"].ratio - 1) < 1e-9, "beside their mean"
 
 
 def test_the_curve_has_the_best_trial_of_each_thread_count() -> None:

@@ -174,11 +174,16 @@ class TunedTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class SettingEffect:
-    """The effect of a setting's value: speed over that of all candidates, the other settings held equal."""
+    """The effect of a setting's value: speed over the mean of the setting's values, the other settings held equal.
+
+    `low` and `high` are its 95 % interval.
+    """
 
     setting: str
     value: str
     ratio: float
+    low: float
+    high: float
     num_trials: int
 
 

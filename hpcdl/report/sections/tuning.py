@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
+import math
 from collections.abc import Sequence
 
+from hpcdl.core.statistics import Estimate, estimate_of, welch_of_estimates
 from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.analyse import Analysis
-from hpcdl.report.document import Cell, Column, Figure, Interval, Listing, Section, Series, Table, number
+from hpcdl.report.document import Bounds, Cell, Column, Figure, Interval, Listing, Section, Series, Table, number
 from hpcdl.report.runs.searches import ThreadCurve, TunedNode, TunedTrial, words
 
 LOG_SPAN = 8.0
@@ -50,17 +51,34 @@ def _sentences(tuning: TunedNode, rate: Column) -> list[str]:
         f"Winner for {winner_line(tuning, rate)}.",
         f"Batch {tuning.batch_size} per rank; measured on: {where}.",
     ]
-    best = tuning.images_per_second
-    lines += [
-        f"{best / attempt.images_per_second:.2f} times as fast as {attempt.origin}."
-        for attempt in tuning.attempts
-        if attempt.origin and attempt.images_per_second is not None and best is not None
-    ]
+    lines += [line for attempt in tuning.attempts if attempt.origin and (line := _beside(tuning, attempt))]
     failed = [attempt for attempt in tuning.attempts if attempt.images_per_second is None]
     if failed:
         text = listed([f"{words(trial.settings)} ({trial.status})" for trial in failed], 2)
         lines.append(f"{counted(len(failed), 'candidate')} failed: {text}.")
     return lines
+
+
+def _beside(tuning: TunedNode, attempt: TunedTrial) -> str:
+    """Return how much faster the winner is than a candidate with an origin; empty if either was not measured."""
+    winner, other = _estimate(tuning), _estimate(attempt)
+    if winner is None or other is None:
+        return ""
+    if attempt.settings == tuning.settings:
+        return f"The winner is {attempt.origin}."
+    ratio = welch_of_estimates(winner, other)
+    times = f"{ratio.value:.2f} times as fast as {attempt.origin}"
+    if ratio.low is None or ratio.high is None:
+        return f"{times} (too few samples for an interval)."
+    unsure = ", not distinguishable" if ratio.low <= 1 <= ratio.high else ""
+    return f"{times} [{ratio.low:.2f}, {ratio.high:.2f}]{unsure}."
+
+
+def _estimate(measured: TunedNode | TunedTrial) -> Estimate | None:
+    rate, half = measured.images_per_second, measured.ci95
+    if rate is None or not 0 < rate < math.inf:
+        return None
+    return estimate_of(rate, half if half is not None and 0 <= half < rate else None, measured.n)
 
 
 def _figures(tuning: TunedNode, order: int, which: str, rate: Column) -> list[Figure]:
@@ -137,13 +155,14 @@ def _effects(tuning: TunedNode, which: str) -> list[Table]:
         Column(name="setting"), Column(name="value"), Column(name="effect", kind="percent"),
         Column(name="trials", kind="count"),
     )  # fmt: skip
-    middle = {
-        name: statistics.fmean(effect.ratio for effect in tuning.effects if effect.setting == name)
-        for name in {effect.setting for effect in tuning.effects}
-    }
-    rows = [(effect.setting, effect.value, effect.ratio / middle[effect.setting] - 1, effect.num_trials)
-            for effect in tuning.effects]  # fmt: skip
-    note = "Speed against the mean of the setting's values, all settings fitted together; the strongest setting first."
+    rows = [
+        (each.setting, each.value, Bounds(value=each.ratio - 1, low=each.low - 1, high=each.high - 1), each.num_trials)
+        for each in tuning.effects
+    ]
+    note = (
+        "Speed against the mean of the setting's values, all settings fitted together; the strongest setting first. "
+        "[low, high] is the 95 % interval: where it holds 0, the trials do not show an effect."
+    )
     return [Table(title=f"{which}What each setting is worth", columns=columns, rows=rows, note=note)]
 
 

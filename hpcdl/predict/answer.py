@@ -59,7 +59,11 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerChoice:
-    """The number and placement of servers with the highest throughput on `nodes` nodes."""
+    """The number and placement of servers with the highest throughput on `nodes` nodes.
+
+    `low` and `high` are the ends of its 90 % interval. Other numbers of servers whose intervals reach into it are in
+    `not_distinguishable`.
+    """
 
     strategy: str
     model: str
@@ -67,6 +71,9 @@ class ServerChoice:
     servers: int
     placement: str
     images_per_second: float
+    low: float
+    high: float
+    not_distinguishable: Sequence[int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,22 +312,29 @@ def _servers(
     question: Question, forecast: Forecast, strategies: Sequence[str], nodes: Sequence[int]
 ) -> list[ServerChoice]:
     """Return for each strategy with servers and each size their best number and placement, by samples per second."""
-    best = []
-    for strategy in (label for label in strategies if has_servers(parts_of(label)[0])):
-        for count in nodes:
-            choices = []
-            for servers in _powers(count):
-                for placement in _PLACEMENTS.get(strategy, ("",)):
-                    asked = dataclasses.replace(question, servers=servers, placement=placement or None)
-                    job = job_for(asked, forecast.evidence, strategy, count)
-                    if job is not None:
-                        seconds = float(forecast.posterior.step(job).seconds[0])
-                        choices.append((job.workers * job.batch / seconds, servers, placement))
-            if choices:
-                rate, servers, placement = max(choices, key=lambda choice: (round(choice[0], 6), -choice[1]))
-                best.append(ServerChoice(strategy=strategy, model=forecast.evidence.model, nodes=count,
-                                          servers=servers, placement=placement, images_per_second=rate))  # fmt: skip
-    return best
+    labels = [label for label in strategies if has_servers(parts_of(label)[0])]
+    best = [_servers_on(question, forecast, label, count) for label in labels for count in nodes]
+    return [choice for choice in best if choice is not None]
+
+
+def _servers_on(question: Question, forecast: Forecast, strategy: str, nodes: int) -> ServerChoice | None:
+    rates: dict[tuple[int, str], Range] = {}
+    for servers in _powers(nodes):
+        for placement in _PLACEMENTS.get(strategy, ("",)):
+            asked = dataclasses.replace(question, servers=servers, placement=placement or None)
+            job = job_for(asked, forecast.evidence, strategy, nodes)
+            step = None if job is None else forecast.step_seconds(job)
+            if job is not None and step is not None and step.bounded:
+                rates[servers, placement] = step.inverse.scaled(job.workers * job.batch)
+    if not rates:
+        return None
+    best = max(rates, key=lambda way: (round(rates[way].mean, 6), -way[0]))
+    close = {servers for (servers, _), rate in rates.items() if rate.high > rates[best].low} - {best[0]}
+    return ServerChoice(
+        strategy=strategy, model=forecast.evidence.model, nodes=nodes, servers=best[0], placement=best[1],
+        images_per_second=rates[best].mean, low=rates[best].low, high=rates[best].high,
+        not_distinguishable=sorted(close),
+    )  # fmt: skip
 
 
 _PLACEMENTS = {"ps": ("split", "greedy", "round-robin"), "grpc-ps": ("greedy", "round-robin")}

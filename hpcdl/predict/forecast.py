@@ -88,14 +88,15 @@ def range_of(values: Array) -> Range:
 class Prediction:
     """One job's step. `losses` are shares of the step beyond computing; `faster` is what halving one cost would save.
 
-    `models` are the probabilities of the mixed models. `marks` are reasons for less trust. Node-hours and seconds are
-    per epoch, and up to the target accuracy.
+    `efficiency` is beside `base`. `models` are the probabilities of the mixed models. `marks` are reasons for less
+    trust. Node-hours and seconds are per epoch, and up to the target accuracy.
     """
 
     job: StepJob
     step_seconds: Range
     images_per_second: Range
     efficiency: Range
+    base: StepJob
     limited_by: str
     losses: Mapping[str, float]
     faster: Mapping[str, float]
@@ -253,6 +254,7 @@ class Forecast:
             step_seconds=step,
             images_per_second=step.inverse.scaled(rate),
             efficiency=self.efficiency(job),
+            base=self.base(job),
             limited_by=largest if losses.get(largest, 0.0) > _WORTH_TELLING else "computing",
             losses=losses,
             faster=self._faster(job, middle),

@@ -64,7 +64,7 @@ def test_indistinguishable_strategies_do_not_take_turns_as_the_best() -> None:
     def at(nodes: int, label: str, rate: float, off: float) -> Prediction:
         job = StepJob(strategy=label, model="lenet", nodes=nodes, workers=nodes, batch=32, lengths=(10,))
         bounds = Range(mean=rate, low=rate - off, high=rate + off)
-        return Prediction(job=job, step_seconds=Range(mean=1.0, low=0.9, high=1.1), images_per_second=bounds,
+        return Prediction(job=job, base=job, step_seconds=Range(mean=1.0, low=0.9, high=1.1), images_per_second=bounds,
                           efficiency=bounds, limited_by="", losses={}, faster={})  # fmt: skip
 
     near = [at(nodes, label, rate, 5) for nodes, rates in ((1, (100, 99)), (2, (198, 199)), (4, (390, 388)))

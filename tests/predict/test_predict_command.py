@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -63,6 +65,34 @@ def test_the_table_fits_a_terminal(ask_hpcdl: CommandLine, study: Path, tmp_path
     assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".svg", ".json"}
     (drawn,) = (tmp_path / "out").glob("*-throughput.svg")
     assert "samples/s" in drawn.read_text() and "images/s" not in drawn.read_text()
+
+
+def test_what_intervals_do_not_distinguish_is_not_called_best(ask_hpcdl: CommandLine, study: Path) -> None:
+    """Efficiencies and the best number of servers have intervals; other strategies' exceed 100 % of a named base."""
+    line = ["predict", study, "--nodes", "8,64", "--strategy", "ring,ps"]
+    shown = ask_hpcdl(line).out
+    assert re.search(r"^ring +8 .* \d+-\d+ % ", shown, re.MULTILINE), shown
+    assert "effic. is a 90 % interval of a worker's throughput against " in shown
+    choice = ask_hpcdl([*line, "--json"]).json()["best_servers"][-1]
+    assert choice["low"] < choice["images_per_second"] < choice["high"]
+    others = ", ".join(map(str, choice["not_distinguishable"]))
+    assert choice["servers"] not in choice["not_distinguishable"]
+    assert (f"  not distinguishable from it: {others}\n" in shown) is bool(others)
+    rank = "perhaps best" if others else "best"
+    assert f"{rank} on 64 nodes for ps: {choice['servers']} servers, placement {choice['placement']}\n" in shown
+
+
+def test_a_best_number_of_servers_is_perhaps_best_and_placed_only_where_there_is_a_choice() -> None:
+    from hpcdl.cli.study.predict import _server_line
+    from hpcdl.predict.answer import ServerChoice
+
+    sure = ServerChoice(strategy="easgd", model="lenet", nodes=4, servers=2, placement="", images_per_second=9.0,
+                        low=8.0, high=10.0, not_distinguishable=())  # fmt: skip
+    assert _server_line(sure) == "best on 4 nodes for easgd: 2 servers"
+    unsure = _server_line(dataclasses.replace(sure, placement="split", not_distinguishable=(1, 4)))
+    assert (
+        unsure == "perhaps best on 4 nodes for easgd: 2 servers, placement split\n  not distinguishable from it: 1, 4"
+    )
 
 
 @pytest.mark.parametrize("strategy", ["ring", "ps", "sync-easgd", "grpc-ps"])

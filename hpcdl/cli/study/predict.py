@@ -17,8 +17,9 @@ from hpcdl.core.progress import progress
 from hpcdl.core.units import NOT_BOUNDED, counted, format_half_width, format_seconds, format_seconds_interval
 
 if TYPE_CHECKING:
-    from hpcdl.predict.answer import Answer
+    from hpcdl.predict.answer import Answer, ServerChoice
     from hpcdl.predict.forecast import Prediction, Range
+    from hpcdl.predict.jobs import StepJob
     from hpcdl.report.runs.sources import Gathered
 
 MOST_NODES = 1 << 20
@@ -157,6 +158,7 @@ def _print(answer: Answer) -> None:
                 ("strategy", "nodes", "workers", "step", "90 %", "effic.", "limited by"),
                 [_cells(item) for item in known],
             )
+            put(_bases(known))
         for line in _not_bounded(rows):
             put(textwrap.fill(line, 79, subsequent_indent="  "))
         if any(item.marks for item in rows):
@@ -193,23 +195,36 @@ def _not_bounded(rows: Sequence[Prediction]) -> list[str]:
     sizes: dict[str, list[str]] = {}
     for prediction in rows:
         if not prediction.step_seconds.bounded:
-            sizes.setdefault(_name(prediction), []).append(str(prediction.job.nodes))
+            sizes.setdefault(label_with_servers(prediction.job), []).append(str(prediction.job.nodes))
     return [
         f"{NOT_BOUNDED} by these runs: {name} on {', '.join(nodes)} {'node' if nodes == ['1'] else 'nodes'} *"
         for name, nodes in sizes.items()
     ]
 
 
-def _name(prediction: Prediction) -> str:
-    return f"{prediction.job.label}/{prediction.job.servers}" if prediction.job.servers else prediction.job.label
+def label_with_servers(job: StepJob) -> str:
+    """Return the strategy's name, and the number of its servers if it has any."""
+    return f"{job.label}/{job.servers}" if job.servers else job.label
 
 
 def _cells(prediction: Prediction) -> tuple[str, ...]:
     job = prediction.job
     mark = " *" if prediction.marks else ""
     limit = {"compute noise": "noise"}.get(prediction.limited_by, prediction.limited_by)
-    size, step = (_name(prediction), str(job.nodes), str(job.workers)), prediction.step_seconds
-    return (*size, format_seconds(step.mean), _ends(step), f"{100 * prediction.efficiency.mean:.0f} %", limit + mark)
+    size, step = (label_with_servers(prediction.job), str(job.nodes), str(job.workers)), prediction.step_seconds
+    return (*size, format_seconds(step.mean), _ends(step), _efficiency(prediction.efficiency), limit + mark)
+
+
+def _efficiency(interval: Range) -> str:
+    low, high = f"{100 * interval.low:.0f}", f"{100 * interval.high:.0f}"
+    return f"{low} %" if low == high else f"{low}-{high} %"
+
+
+def _bases(rows: Sequence[Prediction]) -> str:
+    """Return what efficiencies are relative to: one strategy's base makes another's exceed 100 %."""
+    bases = {f"{label_with_servers(row.base)} with {counted(row.base.workers, 'worker')}" for row in rows}
+    against = bases.pop() if len(bases) == 1 else "the fewest workers measured, for each strategy its own"
+    return f"effic. is a 90 % interval of a worker's throughput against {against}"
 
 
 def _ends(interval: Range) -> str:
@@ -224,19 +239,20 @@ def _print_best(rows: Sequence[Prediction]) -> None:
     aimed = rows[0].target_seconds is not None
     cells = []
     for nodes in sorted({prediction.job.nodes for prediction in rows}):
-        best = max(
-            (prediction for prediction in rows if prediction.job.nodes == nodes),
-            key=lambda prediction: prediction.images_per_second.mean,
-        )
+        of_size = [prediction for prediction in rows if prediction.job.nodes == nodes]
+        best = max(of_size, key=lambda prediction: prediction.images_per_second.mean)
+        num_close = sum(one.images_per_second.high > best.images_per_second.low for one in of_size)
+        doubt = " ?" if num_close > 1 else ""
         assert best.epoch_seconds is not None and best.epoch_node_hours is not None
         gain = max(best.faster, key=lambda part: best.faster[part] if part != "node" else -1.0)
         target = [format_seconds(best.target_seconds.mean)] if best.target_seconds else []
         cells.append(
-            (str(nodes), best.job.label, format_seconds(best.epoch_seconds.mean), _ends(best.epoch_seconds),
+            (str(nodes), best.job.label + doubt, format_seconds(best.epoch_seconds.mean), _ends(best.epoch_seconds),
              f"{best.epoch_node_hours.mean:.3g}", *target, f"{gain} -{100 * best.faster[gain]:.0f} %")
         )  # fmt: skip
     put()
-    put("the best of them: an epoch, node-hours, and what halving one cost would save")
+    put("the best of them (? others are not distinguishable from it): an epoch, node-")
+    put("hours, and what halving one cost would save")
     target_title = ("to target",) if aimed else ()
     print_table(("nodes", "best", "epoch", "90 %", "node-h", *target_title, "halved"), cells)
 
@@ -264,12 +280,17 @@ def _crossings(answer: Answer) -> list[str]:
             lines.append(
                 f"{row['strategy']}: efficiency below 80 % from {counted(row['nodes'], 'node')} [{low}, {high}]"
             )
-    lines += [
-        f"best on {counted(choice.nodes, 'node')} for {choice.strategy}: {counted(choice.servers, 'server')}, "
-        f"placement {choice.placement}"
-        for choice in answer.best_servers[-1:]
-    ]
-    return lines
+    return lines + [_server_line(choice) for choice in answer.best_servers[-1:]]
+
+
+def _server_line(choice: ServerChoice) -> str:
+    placed = f", placement {choice.placement}" if choice.placement else ""
+    rank, close = "best", ""
+    if choice.not_distinguishable:
+        rank = "perhaps best"
+        close = f"\n  not distinguishable from it: {', '.join(map(str, choice.not_distinguishable))}"
+    where = f"{rank} on {counted(choice.nodes, 'node')} for {choice.strategy}"
+    return f"{where}: {counted(choice.servers, 'server')}{placed}{close}"
 
 
 def _print_next(answer: Answer) -> None:

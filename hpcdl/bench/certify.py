@@ -274,6 +274,7 @@ def _steps_lost(run_dir: Path, struck_step: int) -> int:
 def summary(trials: Sequence[Trial], left_out: Sequence[Mapping[str, str]] = ()) -> dict[str, Any]:
     """Return the output of `--json`: for each fault and strategy how many runs survived, and the cost of survival.
 
+    A run that ended before its fault struck is no try: it says nothing of the fault.
     `left_out` lists the combinations that were not tested.
     """
     groups: dict[tuple[str, str], list[Trial]] = {}
@@ -281,18 +282,20 @@ def summary(trials: Sequence[Trial], left_out: Sequence[Mapping[str, str]] = ())
         groups.setdefault((trial.fault, trial.strategy), []).append(trial)
     rows = []
     for (fault, strategy), members in groups.items():
+        num_unstruck = sum(not trial.struck for trial in members)
         seconds = [trial.recover_s for trial in members if trial.survived and trial.recover_s is not None]
         rows.append(
             {
                 "fault": fault,
                 "strategy": strategy,
-                "tries": len(members),
+                "tries": len(members) - num_unstruck,
                 "survived": sum(trial.survived for trial in members),
                 "recover_seconds": {
                     "median": statistics.median(seconds) if seconds else None,
                     "max": max(seconds, default=None),
                 },
                 "steps_lost": max(trial.steps_lost for trial in members),
+                **({"not_struck": num_unstruck} if num_unstruck else {}),
             }
         )
     return {"faults": rows, "left_out": [*left_out]}
@@ -351,9 +354,14 @@ def facts_of(plan: Plan, trials: Sequence[Trial]) -> dict[str, str]:
             records.append(read_record(path.parent))
     if not records:
         return {**_size(plan), "load": busy}
-    first = min(records, key=lambda record: record.started_at)
-    software = ", ".join(f"{name} {version}" for name, version in first.software.items())
-    return {"when": first.started_at, "machine": first.machine, **_size(plan), "load": busy, "software": software}
+    records.sort(key=lambda record: record.started_at)
+    # A card that continued elsewhere, or after an update, is of all machines and versions.
+    machines = dict.fromkeys(record.machine for record in records)
+    software = dict.fromkeys(f"{name} {version}" for record in records for name, version in record.software.items())
+    return {
+        "when": records[0].started_at, "machine": ", ".join(machines), **_size(plan), "load": busy,
+        "software": ", ".join(software),
+    }  # fmt: skip
 
 
 HEADINGS = ("fault", "strategy", "survived", "recovered after", "steps lost")
@@ -365,12 +373,18 @@ def rows_of(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
         (
             row["fault"],
             row["strategy"],
-            f"{row['survived']} of {row['tries']}",
+            f"{row['survived']} of {row['tries']}"
+            + (f", {row['not_struck']} not struck" if "not_struck" in row else ""),
             _recovered(row["recover_seconds"], row["tries"]),
             str(row["steps_lost"]),
         )
         for row in document["faults"]
     ]
+
+
+def _survived(row: Mapping[str, Any]) -> str:
+    never = f", {row['not_struck']} not struck" if "not_struck" in row else ""
+    return f"{row['survived']} of {row['tries']}{never}"
 
 
 def lines_left_out(document: Mapping[str, Any]) -> list[str]:

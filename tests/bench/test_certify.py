@@ -31,6 +31,7 @@ from hpcdl.core.storage.lock import writing
 from hpcdl.run.faults import NETWORK, parse_faults
 from tests.bench.card_page import PAGE, page
 from tests.conftest import CommandLine, finish
+from tests.report.synthetic import make_record, write_run
 from tests.training_runs import wait_for
 
 
@@ -121,6 +122,24 @@ def test_the_summary_counts_survivors_and_what_they_lost() -> None:
     assert rows_of(summary([trial(survived=False, recover_s=None)])) == [("worker killed", "ring", "0 of 1", "-", "1")]
     ((_, _, _, recovered, _),) = rows_of(summary(trials))
     assert recovered == "3.0 s, at most 4.0 s"
+
+
+def test_a_run_that_its_fault_never_struck_is_no_try() -> None:
+    never = trial(struck=False, survived=False, recover_s=None, steps_lost=0)
+    assert [row[2] for row in rows_of(summary([trial(), trial(), never]))] == ["2 of 2, 1 not struck"]
+    (row,) = summary([never])["faults"]
+    assert (row["tries"], row["survived"], row["not_struck"]) == (0, 0, 1)
+
+
+def test_a_card_that_continued_elsewhere_names_every_machine_and_version(tmp_path: Path) -> None:
+    for number, (machine, version) in enumerate([("first", "5.0.2"), ("second", "5.0.3"), ("first", "5.0.2")]):
+        record = make_record(
+            machine=machine, software={"hpcdl": "1", "mpi": version}, started_at=f"2026-01-0{number + 1}"
+        )
+        write_run(tmp_path / "runs" / str(number), record)
+    write_card(plan(out=tmp_path), [trial()])
+    facts = json.loads((tmp_path / "card.json").read_text())["facts"]
+    assert (facts["machine"], facts["software"]) == ("first, second", "hpcdl 1, mpi 5.0.2, mpi 5.0.3")
 
 
 def test_what_was_not_tried_is_reported_once_for_each_reason() -> None:

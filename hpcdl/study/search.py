@@ -317,6 +317,9 @@ class HyperparameterSearch:
         notes = {"message": message, **self._cost(seconds, record.nodes)}
         if not record.evaluated_on and OF_SAMPLES & {*self._search.plan.objective}:
             self.record = dataclasses.replace(self.record, on_training=True)
+        versions = (f"{name} {record.software[name]}" for name in ("hpcdl", "tensorflow") if name in record.software)
+        place = ", ".join(filter(None, (record.processor, *versions)))
+        self.record = dataclasses.replace(self.record, places=sorted({*self.record.places, place}))
         self._proposals.tell(proposal.number, state, finite_values, **notes)
 
     def _cost(self, seconds: float, nodes: int) -> dict[str, Any]:

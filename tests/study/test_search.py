@@ -118,7 +118,10 @@ def test_every_trial_has_one_end(found: tuple[Path, SearchStudy, SearchRecord]) 
     assert not dataclasses.replace(record, trials=[trial for trial in record.trials if trial.values][:1]).doubts
     again = dataclasses.replace(record, commands=["hpcdl train --seed 1 --model lenet"])
     assert "--seed 2, then 3" in again.doubts[0], "the same seed would be the same run"
-    assert len(dataclasses.replace(record, objectives=["seconds"]).doubts) == 1
+    timed = dataclasses.replace(record, objectives=["seconds"])
+    assert len(record.places) == 1 and len(timed.doubts) == 1
+    elsewhere = dataclasses.replace(timed, places=["EPYC, hpcdl 1", "Xeon, hpcdl 1"]).doubts[0]
+    assert elsewhere.endswith("on different machines or versions compete: EPYC, hpcdl 1; Xeon, hpcdl 1")
 
 
 def test_trials_side_by_side_have_cores_of_their_own(found: tuple[Path, SearchStudy, SearchRecord]) -> None:

@@ -44,7 +44,8 @@ class SearchRecord:
     """One search. `directions` say for each objective whether to maximize or minimize it.
 
     `front` has the numbers of the best trials, the best first; `commands` are the commands to train each.
-    `on_training`: accuracy and loss are those of the training samples, because the data have no others.
+    `on_training`: accuracy and loss are those of the training samples, because the data have no others. `places` are
+    the processors and versions of finished trials: more than one after a search was resumed elsewhere.
     """
 
     schema: str = SCHEMA
@@ -61,6 +62,7 @@ class SearchRecord:
     commands: Sequence[str] = ()
     importance: Mapping[str, float] = field(default_factory=dict)
     on_training: bool = False
+    places: Sequence[str] = ()
 
     @property
     def importance_doubt(self) -> str:
@@ -80,7 +82,7 @@ class SearchRecord:
     @property
     def doubts(self) -> list[str]:
         """What to know before believing the value of the best trial."""
-        return [*self._by_heart(), *self._chance()]
+        return [*self._by_heart(), *self._elsewhere(), *self._chance()]
 
     def _by_heart(self) -> Iterator[str]:
         if self.on_training:
@@ -88,6 +90,11 @@ class SearchRecord:
                 "accuracy and loss are of the samples trained on, the data have no others: the winner may have learnt "
                 "them by heart; hpcdl shard --split train=0.9,val=0.1 holds some out"
             )
+
+    def _elsewhere(self) -> Iterator[str]:
+        timed = [name for name in self.objectives if name not in OF_SAMPLES]
+        if timed and len(self.places) > 1:
+            yield f"{' and '.join(timed)} of trials on different machines or versions compete: {'; '.join(self.places)}"
 
     def _chance(self) -> Iterator[str]:
         """Yield how far the best of several trials may be chance; nothing for one trial, which was not chosen."""

@@ -309,6 +309,7 @@ def test_the_accuracy_is_the_median_of_a_setting_and_names_its_split() -> None:
     lucky, steady = evaluated("ring", (0.7, 0.99, 0.6), "val"), evaluated("tree", (0.9, 0.8, 0.85), "val")
     analysis = analyse(Gathered(runs=(*lucky, *steady)))
     assert accuracy_line(analysis) == "validation accuracy: 85.00 % (lenet, tree, 2 workers, median of 3 runs)"
+    assert summary(analysis)[-2].endswith("), the highest of 2 settings.")
     tested = evaluated("mpi", (0.95,), "test")
     assert accuracy_line(analyse(Gathered(runs=tuple(tested)))).startswith("test accuracy: 95.00 %")
     assert "85.0 % on the split val" in summary(analyse(Gathered(runs=(*steady, *tested))))[-2]

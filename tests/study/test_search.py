@@ -118,6 +118,8 @@ def test_every_trial_has_one_end(found: tuple[Path, SearchStudy, SearchRecord]) 
     assert not dataclasses.replace(record, trials=[trial for trial in record.trials if trial.values][:1]).doubts
     again = dataclasses.replace(record, commands=["hpcdl train --seed 1 --model lenet"])
     assert "--seed 2, then 3" in again.doubts[0], "the same seed would be the same run"
+    seeded = [dataclasses.replace(record.trials[0], settings={"seed": 3}), *record.trials[1:]]
+    assert "which seed is best is chance" in dataclasses.replace(record, trials=seeded).doubts[1]
     timed = dataclasses.replace(record, objectives=["seconds"])
     assert len(record.places) == 1 and len(timed.doubts) == 1
     elsewhere = dataclasses.replace(timed, places=["EPYC, hpcdl 1", "Xeon, hpcdl 1"]).doubts[0]

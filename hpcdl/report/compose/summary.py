@@ -169,13 +169,14 @@ def _accuracy(analysis: Analysis) -> str:
     best = _best(analysis)
     if best is None:
         return "Accuracy: not evaluated in these runs."
-    value, kind, runs = best
+    value, kind, runs, num_settings = best
     run = runs[0]
     epochs = f" after {run.history[-1].epoch:.3g} epoch{'s' * (run.history[-1].epoch != 1)}" if run.history else ""
     seconds = f" and {format_seconds(run.seconds_total)}" if run.seconds_total else ""
     text = f"{run.model} by {run.strategy} with {counted(run.workers, 'worker')}{epochs}{seconds}"
     several = f", the median of {len(runs)} runs of the setting" if len(runs) > 1 else ""
-    return f"Accuracy: {percent(value)} {kind}{several} ({text})."
+    highest = f", the highest of {num_settings} settings" if num_settings > 1 else ""
+    return f"Accuracy: {percent(value)} {kind}{several} ({text}){highest}."
 
 
 def accuracy_line(analysis: Analysis) -> str:
@@ -183,7 +184,7 @@ def accuracy_line(analysis: Analysis) -> str:
     best = _best(analysis)
     if best is None:
         return "test accuracy: not evaluated"
-    value, kind, runs = best
+    value, kind, runs, _ = best
     run = runs[0]
     several = f", median of {len(runs)} runs" if len(runs) > 1 else ""
     where = f"{run.model}, {run.strategy}, {counted(run.workers, 'worker')}{several}"
@@ -194,9 +195,10 @@ _ACCURACIES = {TRAINING: "training", HELD_OUT: "held-out", SPLITS["val"]: "valid
 _ACCURACIES[UNSTATED] = "imported"
 
 
-def _best(analysis: Analysis) -> tuple[float, str, Sequence[Run]] | None:
+def _best(analysis: Analysis) -> tuple[float, str, Sequence[Run], int] | None:
     """Return the highest median final accuracy of a setting, the samples it was measured on, and the setting's runs.
 
+    The last number is that of the settings it is the highest of.
     The best of all runs would improve by luck with the number of runs. Validation is preferred to test, whose samples
     are not meant for choosing, and both to training.
     """
@@ -208,7 +210,7 @@ def _best(analysis: Analysis) -> tuple[float, str, Sequence[Run]] | None:
             (kind,) = kinds
             candidates.append((-_PREFERRED.index(kind), statistics.median(value for value, _ in finals), kind, runs))
     best = max(candidates, key=lambda item: item[:2], default=None)
-    return None if best is None else best[1:]
+    return None if best is None else (*best[1:], sum(item[0] == best[0] for item in candidates))
 
 
 _PREFERRED = (SPLITS["val"], HELD_OUT, SPLITS["test"], UNSTATED, TRAINING)

@@ -107,6 +107,8 @@ class SearchRecord:
             f"each of {compared} trials ran once, so the best is partly chance: repeat its command with "
             f"--seed {first}, then {second}, before you report its value"
         )
+        if any("seed" in trial.settings for trial in self.trials):
+            yield "seed was searched too: which seed is best is chance, and says nothing of another run"
         if OF_SAMPLES & {*self.objectives} and not self.on_training:
             yield (
                 "the held-out samples that chose the best flatter it: before you report its value, rate it by "

@@ -373,8 +373,7 @@ def rows_of(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
         (
             row["fault"],
             row["strategy"],
-            f"{row['survived']} of {row['tries']}"
-            + (f", {row['not_struck']} not struck" if "not_struck" in row else ""),
+            _survived(row),
             _recovered(row["recover_seconds"], row["tries"]),
             str(row["steps_lost"]),
         )

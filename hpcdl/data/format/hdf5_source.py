@@ -172,6 +172,8 @@ class ArrayFile:
             if num_written < num_chunks:
                 part = f"{num_chunks - num_written} of its {num_chunks} chunks were" if data.chunks else "it was"
                 sentences = [f"{name}: {part} never written, and read as {data.fillvalue}"]
+            if "flag_masks" in data.attrs:
+                sentences.append(f"{name}: its numbers may be sums of flags (flag_masks): several labels, no class")
         if odd and data.dtype.kind in "fiu":
             sentences.append(
                 f"{name}: not applied are its attributes {', '.join(odd)}, which are no numbers, or too many"

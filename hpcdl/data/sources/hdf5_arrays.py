@@ -14,12 +14,11 @@ from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.hdf5_source import ArrayFile
-from hpcdl.data.sources.base.arrays import FieldSource, names_remark, one_enumeration
-from hpcdl.data.sources.base.chosen import TARGET_NAMES
+from hpcdl.data.sources.base.arrays import FieldSource, one_enumeration
+from hpcdl.data.sources.base.chosen import TARGET_NAMES, remarks_on_unused
 from hpcdl.data.sources.base.flat import (
     CLASS_LISTS,
     LAST,
-    RENUMBERED,
     ArrayFiles,
     ask_of_labels,
     axes_remark,
@@ -57,6 +56,8 @@ class Hdf5Source(FieldSource):
         self._open: dict[str, ArrayFile] = {}
         self._linked: dict[str, None] = {}
         """Other files that were read, in order."""
+        self._unfit: dict[str, None] = {}
+        """Remarks on lists of classes that do not fit their labels."""
 
     @staticmethod
     def recognises(location: Path) -> bool:
@@ -74,7 +75,7 @@ class Hdf5Source(FieldSource):
         if not _is_hdf5(paths[0]) and (remedy := remedy_for(paths[0])):
             raise SourceError(f"{paths[0]} is no HDF5 file; {remedy}")
         facts = self._images(paths, index) if self._holds_images(paths) else self.list_parts(self._parts(paths), index)
-        remarks = [*self._link_remarks(), *remarks_on_folders(paths, self._location, _files)]
+        remarks = [*self._unfit, *self._link_remarks(), *remarks_on_folders(paths, self._location, _files)]
         return dataclasses.replace(facts, linked=[*self._linked], remarks=[*facts.remarks, *remarks])
 
     def _images(self, paths: list[Path], index: IndexWriter) -> SourceFacts:
@@ -102,8 +103,9 @@ class Hdf5Source(FieldSource):
             remarks |= dict.fromkeys(axes_remark(sample_shape, first, self._axes))
             self._note_links(path, image_name)
             self._note_links(path, label_name)
-            if unused := [name for name in file.shapes() if name not in (image_name, label_name)]:
-                remarks[f"arrays not used: {some(unused)}"] = None
+            self.named.update(file.shapes())
+            unused = [name for name in file.shapes() if name not in (image_name, label_name)]
+            remarks |= dict.fromkeys(remarks_on_unused(unused, self._spec))
             stored = file.unpacked(image_name, self._work / f"{len(listed)}.npy")
             kept = f"{'nchw' if first else 'nhwc'}:{image_name}:{stored}"
             kind = (sample_shape, stored_dtype(dtype, where))
@@ -112,12 +114,8 @@ class Hdf5Source(FieldSource):
             if file.turns(image_name):
                 remarks[turned_remark(image_name)] = None
             remarks |= dict.fromkeys([*file.doubts(image_name), *file.doubts(label_name)])
-        facts = listed.facts(self._location)
-        enumeration = one_enumeration(called, str(self._location))
-        names = [enumeration.get(int(name), name) for name in facts.class_names]
-        label_remarks = [line for line in facts.remarks if not (enumeration and line.startswith(RENUMBERED))]
-        label_remarks += [names_remark("labels", names)] if enumeration else []
-        return dataclasses.replace(facts, class_names=names, remarks=[*label_remarks, *remarks])
+        facts = listed.facts(self._location, called=one_enumeration(called, str(self._location)))
+        return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> Array:
         """Return one image."""
@@ -221,7 +219,14 @@ class Hdf5Source(FieldSource):
         if called or dtype.kind not in "iu" or math.prod(shape[1:]) != 1 or not shape:
             return called
         words = file.listed_classes(name, CLASS_LISTS)
-        return names_by_number(words, file.whole(name)) if words else {}
+        values = file.whole(name) if words else np.empty(0, np.int64)
+        names = names_by_number(words, values)
+        if len(values) and not names:
+            self._unfit[
+                f"{name}: from {values.min()} to {values.max()}, and a list of {len(words)} classes ({some(words)}): "
+                "which name is whose is not known, so classes keep their numbers"
+            ] = None
+        return names
 
     def _file(self, path: str) -> ArrayFile:
         if path not in self._open:

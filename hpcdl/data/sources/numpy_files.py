@@ -24,12 +24,11 @@ from hpcdl.core.errors import SourceError
 from hpcdl.core.storage.files import open_regular
 from hpcdl.core.units import format_bytes
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.base.arrays import FieldSource, names_remark, one_enumeration
-from hpcdl.data.sources.base.chosen import TARGET_NAMES, path_split, without_split
+from hpcdl.data.sources.base.arrays import FieldSource, one_enumeration
+from hpcdl.data.sources.base.chosen import TARGET_NAMES, path_split, remarks_on_unused, without_split
 from hpcdl.data.sources.base.flat import (
     CLASS_LISTS,
     LAST,
-    RENUMBERED,
     ArrayFiles,
     FlatFiles,
     ask_of_labels,
@@ -100,13 +99,10 @@ class NumpySource(FieldSource):
         listed, remarks = ArrayFiles(index), dict[str, None]()
         for split, part in parts:
             remarks |= dict.fromkeys(part._add_images(split, listed))
-        facts = listed.facts(self._location)
         labels = [part._array(label) for _, part in parts for _, label in part._pairs().values()]
         called = one_enumeration([array.called for array in labels], str(self._location))
-        names = [called.get(int(name), name) for name in facts.class_names]
-        label_remarks = [line for line in facts.remarks if not (called and line.startswith(RENUMBERED))]
-        label_remarks += [names_remark("labels", names)] if called else []
-        return dataclasses.replace(facts, class_names=names, remarks=[*label_remarks, *remarks])
+        facts = listed.facts(self._location, called=called)
+        return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
 
     def _parts(self) -> list[tuple[str, NumpySource]]:
         """Return the sources with their splits: one for each archive of a folder of .npz files, else this one."""
@@ -126,7 +122,7 @@ class NumpySource(FieldSource):
         used = {name for pair in pairs.values() for name in pair}
         lists = CLASS_LISTS if any(self._array(label).called for _, label in pairs.values()) else ()
         unused = [name for name in self._names() if name not in used and name.lower() not in lists]
-        remarks = [f"arrays not used: {some(unused)}"] if unused else []
+        remarks = remarks_on_unused(unused, self._spec)
         for own_split, (image_name, label_name) in pairs.items():
             images, labels = self._array(image_name), self._array(label_name)
             where = f"{self._location}: {image_name}"

@@ -18,7 +18,7 @@ from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.units import counted
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.manifest import DTYPES, Field
-from hpcdl.data.sources.base.chosen import choose, divided
+from hpcdl.data.sources.base.chosen import choose, divided, remarks_on_unused
 from hpcdl.data.sources.base.flat import (
     CLASS_LISTS,
     LAST,
@@ -28,8 +28,9 @@ from hpcdl.data.sources.base.flat import (
     FlatFiles,
     add_numbered,
     class_numbers,
+    named_labels,
     names_group,
-    numbered,
+    names_remark,
     plausible,
     question_of_quantities,
     question_of_words,
@@ -93,7 +94,7 @@ class FieldSource:
             remarks += dict.fromkeys(array.remarks for array in placed[-1][1] if array.remarks)
         named = any(array.called for path, own in placed for array in own if path in self.masks)
         unused = [path for path in unused if not (named and path.rpartition("/")[2].lower() in CLASS_LISTS)]
-        remarks += [f"arrays not used: {some(unused)}"] if unused else []
+        remarks += remarks_on_unused(unused, self._spec)
         remarks += self._remarks_on_groups(parts, used)
         placed = self._samples_of(parts, placed, remarks)
         self._check_counts(parts, placed)
@@ -427,7 +428,7 @@ class FieldSource:
             names, lines = [str(value) for value in labels.tolist()], ["-"]
         else:
             enumeration = one_enumeration([array.called for array in arrays], where)
-            names, lines = _called(labels, enumeration)
+            names, lines = named_labels(labels, enumeration)
             remarks += [names_remark(name, names)] if enumeration else [f"{name}: {line}" for line in lines]
         made = Field(name=name, role="target", dtype="int64", kind="class", class_names=names)
         sorted_labels = labels if lines else np.arange(len(names))
@@ -489,15 +490,6 @@ class FieldSource:
         return np.flatnonzero(~bad)
 
 
-def _called(labels: Array, enumeration: Mapping[int, str]) -> tuple[list[str], list[str]]:
-    """Return the class names of labels by their enumeration, and a remark if labels are renumbered."""
-    wanted = labels.tolist()
-    if set(wanted) <= set(enumeration) and not set(range(max(wanted) + 1)) <= set(enumeration):
-        return [enumeration[number] for number in wanted], ["-"]  # has gaps: numbers between are no classes
-    names, lines = numbered(labels)
-    return [enumeration.get(int(number), number) for number in names], lines
-
-
 def _ask_of_lists(where: str, array: PlacedArray) -> None:
     """Raise SourceError for a target of lists of whole numbers: several labels, or a sequence."""
     if array.offsets is not None and len(array.shape) == 1 and array.dtype.kind in "iu" and not array.text:
@@ -530,11 +522,6 @@ def one_enumeration(called: Sequence[Mapping[int, str]], where: str) -> Mapping[
                 )
             names[number] = word
     return names
-
-
-def names_remark(name: str, names: Sequence[str]) -> str:
-    """Return the remark for the user that classes have names from the source."""
-    return f"{name}: classes are called as in the source: {some(names)}"
 
 
 def _zeros(count: int) -> Iterator[Array]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpcdl.core.errors import SourceError, shown
@@ -12,11 +12,18 @@ from hpcdl.data.format.manifest import RESERVED, is_name
 from hpcdl.data.sources.base.flat import CLASS_LISTS, is_id
 from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray
 from hpcdl.data.sources.base.source import SourceSpec
-from hpcdl.data.sources.base.splits import AUTO, IGNORE, left_out, some, split_in, typed
+from hpcdl.data.sources.base.splits import AUTO, IGNORE, left_out, names_division, some, split_in, typed
 
 INPUT_NAMES = ("x", "images", "image", "data", "inputs", "input", "features", "samples", "text")
 TARGET_NAMES = ("y", "labels", "label", "targets", "target", "classes", "class", "masks", "mask")
 """Usual names of arrays, the most usual first."""
+_SURE_WEIGHTS = re.compile(r"(?:sample|instance|event|case|row)_?weights?")
+_WEIGHTS = re.compile(rf"{_SURE_WEIGHTS.pattern}|weights?")
+_ERRORS = re.compile(r"err|errs|errors?|sigmas?|unc|uncertainty|uncertainties")
+_TELLING = re.compile(
+    rf"(?:\w+_)?(?:masks?|valid|padding|lengths?|lens?|missing)|\w+_(?:{_ERRORS.pattern})|sigmas?|errors?|uncertainty"
+)
+"""Names of arrays that say which values of the samples count, or how sure they are."""
 _FEW_NUMBERED = 3
 """This many arrays whose paths differ only in numbers may be one array per sample."""
 
@@ -55,6 +62,47 @@ def choose(arrays: Mapping[str, FoundArray], inputs: Sequence[str], targets: Seq
     if twice:
         raise SourceError(f"{where}: {sorted(twice)[0]!r} names an input and a target; give another name after the =")
     return chosen
+
+
+def remarks_on_unused(paths: Iterable[str], spec: SourceSpec) -> list[str]:
+    """Return remarks on arrays that no field uses; SourceError if one seems to divide or weigh the samples.
+
+    Whoever names the inputs has chosen, and gets remarks alone.
+    """
+    unused = [path for path in paths if not left_out(path, spec.leave_out)]
+    for path in () if spec.inputs else unused:
+        name = path.rsplit("/", 1)[-1]
+        if names_division(name):
+            what = "divide the samples? Divided arrays are called like x_train and x_test, or are in groups train, test"
+        elif _WEIGHTS.fullmatch(name.lower()):
+            what = "hold weights of the samples? Training takes none: each sample counts the same"
+        else:
+            continue
+        raise SourceError(
+            f"{spec.location}: does the array {shown(path)} {what}. Give --leave-out {typed(path)} to leave it out"
+        )
+    telling = [path for path in unused if _TELLING.fullmatch(path.rsplit("/", 1)[-1].lower())]
+    remarks = [f"arrays not used: {some(unused)}"] if unused else []
+    if telling:
+        remarks.append(
+            f"{some(telling)}: padding, missing values or errors? Training does not know of them, and takes all values "
+            "as they are; a model may take such an array as an input (--input for each)"
+        )
+    return remarks
+
+
+def weighs(name: str, targets: Iterable[str]) -> str:
+    """Return what a column seems to hold in place of a feature: weights of samples, or errors of a target; or ""."""
+    if _SURE_WEIGHTS.fullmatch(name.lower()):
+        return "weights of the samples, which training does not take"
+    target = next((own for own in targets if _is_error_of(name.lower(), own.lower())), None)
+    return f"errors of the target {shown(target)}, which new samples do not have" if target else ""
+
+
+def _is_error_of(name: str, target: str) -> bool:
+    ends, begins = name.removeprefix(f"{target}_"), name.removesuffix(f"_{target}")
+    words = [word for word in (ends, begins) if word != name]
+    return begins == "e" or any(map(_ERRORS.fullmatch, words))
 
 
 def _asked(flag_values: Sequence[str], arrays: Mapping[str, FoundArray], where: str, known: str) -> dict[str, str]:

@@ -19,7 +19,7 @@ from hpcdl.core.errors import SourceError, UsageError, shown
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.manifest import CODINGS, Categories
 from hpcdl.data.sources.base.arrays import FieldSource
-from hpcdl.data.sources.base.chosen import INPUT_NAMES, TARGET_NAMES, field_name
+from hpcdl.data.sources.base.chosen import INPUT_NAMES, TARGET_NAMES, field_name, weighs
 from hpcdl.data.sources.base.flat import NUMBER, is_id, names_class, names_group, remark_on_groups
 from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray, shape_text
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts
@@ -390,6 +390,12 @@ class ColumnSource(FieldSource):
                 f"them call it split, with the words train, val and test. Else give --leave-out {typed(division)}, or "
                 "name the inputs, each with --input COLUMN=NAME"
             )
+        for name, what in ((name, weighs(name, targets)) for name in inputs):
+            if what:
+                raise SourceError(
+                    f"{self._location}: the column {shown(name)} seems to hold {what}: a feature? Give --leave-out "
+                    f"{typed(name)}, or name the inputs, each with --input COLUMN=NAME"
+                )
         self._ask_of_words(columns, [name for name in inputs if columns[name].kind != "number"])
         id_column = next((column for column in inputs if is_id(column)), None)
         if id_column is not None:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,6 @@ _STORED = {"uint8": "uint8", "float16": "float16", "float32": "float32", "float6
 MOST_CLASSES = 1_000_000
 _MOST_GROUPS = 1_000_000
 """Most patients, or what else a column names, that are kept in memory to find those in several splits."""
-RENUMBERED = "labels are renumbered"
 CLASS_LISTS = ("class_names", "classes", "label_names", "target_names", "class_labels", "category_names", "categories")
 """Names of arrays that list the classes of integer labels."""
 MOST_ARRAY_BYTES = 0x7FFFF000
@@ -162,8 +161,11 @@ class ArrayFiles:
         self._files.append(kept)
         self._stamps.append(stamp_of(path))
 
-    def facts(self, location: Path, least_classes: int = 0) -> SourceFacts:
-        """List the samples added; SourceError if there are none, or if they differ in shape or type."""
+    def facts(self, location: Path, least_classes: int = 0, called: Mapping[int, str] | None = None) -> SourceFacts:
+        """List the samples added; SourceError if there are none, or if they differ in shape or type.
+
+        `called`: the source's names of labels.
+        """
         if not self._files:
             raise SourceError(f"{location} holds no images of this format; check its files' names, or --format")
         if len(self._kinds) != 1:
@@ -171,20 +173,21 @@ class ArrayFiles:
             raise SourceError(f"{location}: the files differ in shape or type of their images: {kinds}")
         ((shape, dtype),) = self._kinds
         label_values = np.unique(np.concatenate([np.unique(labels) for _, labels in self._labels]))
-        names, remarks = numbered(label_values)
+        names, remarks = named_labels(label_values, called or {})
+        label_remarks = [names_remark("labels", names)] if called else remarks
         scaled = (
             [] if dtype == "uint8" else [f"images of {dtype} keep their values: training scales bytes alone to 0..1"]
         )
         for number, (split, labels) in enumerate(self._labels):
             add_numbered(self._index, split, number, np.searchsorted(label_values, labels) if remarks else labels)
         return SourceFacts(
-            class_names=names if remarks else class_numbers(max(least_classes, len(names))),
+            class_names=names if remarks or called else class_numbers(max(least_classes, len(names))),
             samples_are="pixels",
             sample_shape=shape,
             dtype=dtype,
             files=self._files,
             stamps=self._stamps,
-            remarks=[*remarks, *scaled],
+            remarks=[*label_remarks, *scaled],
         )
 
 
@@ -327,8 +330,22 @@ def numbered(labels: Array) -> tuple[list[str], list[str]]:
         return class_numbers(int(labels[-1]) + 1 if len(labels) else 0), []
     pairs = ", ".join(f"{value} -> {number}" for number, value in enumerate(labels[:_MAPPED_SHOWN].tolist()))
     more = ", ..." if len(labels) > _MAPPED_SHOWN else ""
-    remarks = f"{RENUMBERED}: {pairs}{more}; the old ones are the classes' names"
+    remarks = f"labels are renumbered: {pairs}{more}; the old ones are the classes' names"
     return [str(value) for value in labels.tolist()], [remarks]
+
+
+def named_labels(labels: Array, called: Mapping[int, str]) -> tuple[list[str], list[str]]:
+    """Return the class names of labels (sorted) by the source's names of them, and a remark if they are renumbered."""
+    wanted = labels.tolist()
+    if set(wanted) <= set(called) and not set(range(max(wanted) + 1)) <= set(called):
+        return [called[number] for number in wanted], [""]  # has gaps: numbers between are no classes
+    names, remarks = numbered(labels)
+    return [called.get(int(number), number) for number in names], remarks
+
+
+def names_remark(name: str, names: Sequence[str]) -> str:
+    """Return the remark for the user that classes have names from the source."""
+    return f"{name}: classes are called as in the source: {some(names)}"
 
 
 def spellings(labels: Iterable[str], target_kind: str, where: str) -> dict[int, str] | None:

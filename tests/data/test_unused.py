@@ -1,0 +1,106 @@
+"""What a source holds beside inputs and targets: the user hears of it if training would need it, or must not see it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcdl.data.format.dataset import open_dataset
+from tests.conftest import CommandLine
+
+N = 40
+X, Y = np.random.default_rng(2).random((N, 5)).astype(np.float32), np.arange(N) % 3
+PIXELS = np.random.default_rng(3).integers(0, 256, (N, 8, 8, 3), dtype=np.uint8)
+
+
+def saved(folder: Path, kind: str, **arrays: Any) -> Path:
+    """An archive of arrays, or an HDF5 file of them."""
+    if kind == "npz":
+        np.savez(folder / "a.npz", **arrays)
+        return folder / "a.npz"
+    with h5py.File(folder / "a.h5", "w") as made:
+        for name, values in arrays.items():
+            made[name] = values
+    return folder / "a.h5"
+
+
+@pytest.mark.parametrize("kind", ["npz", "h5"])
+@pytest.mark.parametrize(
+    ("name", "question"),
+    [
+        ("fold", "does the array 'fold' divide the samples? Divided arrays are called like x_train and x_test"),
+        ("is_train", "does the array 'is_train' divide the samples?"),
+        ("sample_weight", "does the array 'sample_weight' hold weights of the samples? Training takes none"),
+        ("weights", "does the array 'weights' hold weights of the samples?"),
+    ],
+)
+@pytest.mark.parametrize("pictures", [True, False])
+def test_arrays_that_divide_or_weigh_samples_are_asked_about(
+    run_hpcdl: CommandLine, tmp_path: Path, kind: str, name: str, question: str, pictures: bool
+) -> None:
+    data = {"images": PIXELS, "labels": Y} if pictures else {"x": X, "y": Y}
+    source = saved(tmp_path, kind, **data, **{name: np.arange(N) % 2})
+    asked = run_hpcdl(["shard", source, tmp_path / "out"])
+    assert asked.code == 2 and question in asked.err and f"--leave-out {name}" in asked.err
+    assert not (tmp_path / "out").exists()
+    made = run_hpcdl(["shard", source, tmp_path / "out", "--leave-out", name])
+    assert made.code == 0 and open_dataset(str(tmp_path / "out")).splits["all"].num_samples == N, made.err
+
+
+def test_whoever_names_the_inputs_is_not_asked(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    source = saved(tmp_path, "npz", x=X, y=Y, weights=Y)
+    made = run_hpcdl(["shard", source, tmp_path / "out", "--input", "x=x", "--target", "y=y"])
+    assert made.code == 0 and "arrays not used: 'weights'" in made.err
+
+
+@pytest.mark.parametrize("name", ["lengths", "mask", "y_err"])
+def test_arrays_of_padding_and_errors_are_explained(run_hpcdl: CommandLine, tmp_path: Path, name: str) -> None:
+    source = saved(tmp_path, "npz", x=X, y=Y, **{name: Y})
+    made = run_hpcdl(["shard", source, tmp_path / "out"])
+    assert made.code == 0 and f"'{name}': padding, missing values or errors? Training does not know" in made.err
+
+
+@pytest.mark.parametrize(
+    ("column", "what"),
+    [
+        ("sample_weight", "weights of the samples, which training does not take"),
+        ("y_err", "errors of the target 'y', which new samples do not have"),
+        ("e_y", "errors of the target 'y', which new samples do not have"),
+    ],
+)
+def test_columns_of_weights_and_errors_are_no_features(
+    run_hpcdl: CommandLine, tmp_path: Path, column: str, what: str
+) -> None:
+    (tmp_path / "t.csv").write_text(
+        f"mass,weight,{column},y\n" + "".join(f"{n},{n * 2},{n},{n}.5\n" for n in range(20))
+    )
+    asked = run_hpcdl(["shard", tmp_path / "t.csv", tmp_path / "out"])
+    assert asked.code == 2 and f"the column '{column}' seems to hold {what}" in asked.err
+    made = run_hpcdl(["shard", tmp_path / "t.csv", tmp_path / "out", "--leave-out", column])
+    assert made.code == 0 and "x: the columns 'mass', 'weight'" in made.err
+
+
+def test_names_of_numbers_with_gaps_leave_no_empty_classes(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    source = saved(tmp_path, "h5", images=PIXELS, labels=np.array([0, 2, 5], np.int8)[Y])
+    with h5py.File(source, "r+") as file:
+        file["labels"].attrs.update(flag_values=np.array([0, 2, 5], np.int8), flag_meanings="sea land ice")
+    assert run_hpcdl(["shard", source, tmp_path / "out"]).code == 0
+    assert list(open_dataset(str(tmp_path / "out")).class_names) == ["sea", "land", "ice"]
+    with h5py.File(tmp_path / "out/shard-00000.h5") as shard:
+        assert set(shard["labels"][:].tolist()) == {0, 1, 2}
+
+
+def test_a_list_of_classes_that_does_not_fit_is_said(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    words = np.array(["background", "a", "b", "c"], "S")
+    made = run_hpcdl(["shard", saved(tmp_path, "h5", images=PIXELS, labels=Y + 1, class_names=words), tmp_path / "out"])
+    assert made.code == 0 and "labels: from 1 to 3, and a list of 4 classes ('background', 'a'" in made.err
+
+
+def test_patients_beside_pictures_are_said_with_split(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    source = saved(tmp_path, "h5", images=PIXELS, labels=Y, patient_id=np.arange(N) // 4)
+    made = run_hpcdl(["shard", source, tmp_path / "out", "--split", "train=0.8,val=0.2"])
+    assert made.code == 0 and "samples of one 'patient_id' may be in several splits" in made.err

@@ -104,3 +104,16 @@ def test_patients_beside_pictures_are_said_with_split(run_hpcdl: CommandLine, tm
     source = saved(tmp_path, "h5", images=PIXELS, labels=Y, patient_id=np.arange(N) // 4)
     made = run_hpcdl(["shard", source, tmp_path / "out", "--split", "train=0.8,val=0.2"])
     assert made.code == 0 and "samples of one 'patient_id' may be in several splits" in made.err
+
+
+def test_minus_one_beside_other_classes_is_asked_about(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    for folder, data in {"a": {"images": PIXELS}, "b": {"x": X}}.items():
+        (tmp_path / folder).mkdir()
+        target = "labels" if folder == "a" else "y"
+        source = saved(tmp_path / folder, "npz", **data, **{target: np.where(np.arange(N) % 10 == 0, -1, Y)})
+        asked = run_hpcdl(["shard", source, tmp_path / f"{folder}-out"])
+        assert asked.code == 2 and "4 labels of -1 beside '0', '1', '2': a class, or no label?" in asked.err
+        made = run_hpcdl(["shard", source, tmp_path / f"{folder}-out", "--target-kind", "class"])
+        assert made.code == 0 and open_dataset(str(tmp_path / f"{folder}-out")).num_classes == 4
+    source = saved(tmp_path, "npz", images=PIXELS, labels=Y - 1)
+    assert run_hpcdl(["shard", source, tmp_path / "out"]).code == 0  # -1, 0 and 1 are usual classes

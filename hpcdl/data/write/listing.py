@@ -22,6 +22,7 @@ import numpy.typing as npt
 from hpcdl.config.load import flatten
 from hpcdl.config.settings import settings_of
 from hpcdl.core.errors import SourceError, UsageError, shown
+from hpcdl.core.units import counted
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.hdf5 import filters
 from hpcdl.data.format.manifest import FILE_NAME, Field, may_be_resident, picture_with_class, read_manifest
@@ -80,16 +81,25 @@ def ask_of_names(names: Sequence[str], where: str, *, folders: bool = False) -> 
 
 
 def ask_of_unlabelled(names: Sequence[str], counts: Mapping[str, Counts], where: str) -> None:
-    """Raise SourceError if all labels of a split are -1, which means no label in many test sets."""
-    if "-1" not in names or len(counts) < 2:
+    """Raise SourceError if -1 may mean no label: beside 0, 1, 2, ..., or if all labels of a split are -1.
+
+    Labels -1 and 1, and -1, 0 and 1, are usual classes.
+    """
+    if "-1" not in names:
         return
     at = list(names).index("-1")
     for split, class_counts in counts.items():
-        if class_counts[at] and class_counts[at] == class_counts.sum():
+        if len(counts) > 1 and class_counts[at] and class_counts[at] == class_counts.sum():
             raise SourceError(
                 f"{where}: every label of {split} is -1: a class, or no labels? Give --leave-out {split}, or "
                 "--target-kind class for a class"
             )
+    if {"0", "1", "2"} <= set(names) and not any(name.startswith("-") for name in names if name != "-1"):
+        count = int(sum(class_counts[at] for class_counts in counts.values()))
+        raise SourceError(
+            f"{where}: {counted(count, 'label')} of -1 beside {some(name for name in names if name != '-1')}: a class, "
+            "or no label? Take such samples out of the source, or give --target-kind class for a class"
+        )
 
 
 def _twins(names: Sequence[str]) -> Iterator[str]:

@@ -25,6 +25,7 @@ from hpcdl.core.storage.lock import writing
 from hpcdl.data.format.dataset import Dataset, Split, open_dataset
 from hpcdl.data.format.manifest import Field, is_name
 from hpcdl.data.read.pipeline import evaluation_batches
+from hpcdl.data.show.inspection import num_trained_on
 from hpcdl.data.write.outputs import SAMPLE
 from hpcdl.models.emulated import LAYERS
 from hpcdl.models.load import user_function
@@ -304,6 +305,7 @@ def evaluate_run(run_dir: Path, data: str, split_name: str | None) -> tuple[Eval
     )
     if name not in dataset.splits:
         raise UsageError(f"--split {name}: {data} has {', '.join(dataset.splits)}")
+    remarks += _trained_on(run_dir, resolved.config, dataset, name)
     model, model_warnings = load_run(run_dir, data)
     _check_input(model, dataset, run_dir)
     config = dataclasses.replace(resolved.config.objective, label_smoothing=0.0)
@@ -318,6 +320,22 @@ def evaluate_run(run_dir: Path, data: str, split_name: str | None) -> tuple[Eval
         return evaluate(batches, alone()), name, [*remarks, *(f"warning: {text}" for text in model_warnings)]
     except (ValueError, tf.errors.InvalidArgumentError) as error:
         raise UsageError(f"the model of {run_dir} does not take {data}: {cause(error)}") from error
+
+
+def _trained_on(run_dir: Path, config: TrainConfig, given: Dataset, split: str) -> list[str]:
+    """Return a warning if the samples of a split of `given` are among those that the model was trained on."""
+    if given.checksum == read_record(run_dir).data_checksum:
+        if split != given.train_split.name:
+            return []
+        return [f"warning: the model was trained on {split} of {given.name}: this says nothing about new samples"]
+    trained = data_trained_on(run_dir, config)
+    count = num_trained_on(trained, given, given.splits[split]) if trained is not None else 0
+    if not count:
+        return []
+    return [
+        f"warning: {count} of {given.splits[split].num_samples} samples of {split} have the same inputs as samples "
+        "that the model was trained on: the result is too good for new ones"
+    ]
 
 
 def export_run(run_dir: Path, form: str, target: Path) -> tuple[Path, list[str]]:

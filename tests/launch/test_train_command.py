@@ -168,7 +168,10 @@ def test_evaluate_finds_the_accuracy_that_training_found(
     document = finished.json()
     assert (document["split"], document["num_samples"]) == ("val", 359)
     assert document["accuracy"] == record_of(trained)["accuracy"]
-    assert document["top5_accuracy"] >= document["accuracy"]
+    assert document["top5_accuracy"] >= document["accuracy"] and document["warnings"] == []
+    of_training = session_hpcdl(["evaluate", trained, "--data", shards, "--split", "train", "--json"])
+    said = "the model was trained on train of "
+    assert of_training.code == 0 and said in of_training.err and said in of_training.json()["warnings"][0]
 
 
 def test_evaluate_knows_classes_by_their_names(trained: Path, session_hpcdl: CommandLine, tmp_path: Path) -> None:
@@ -180,6 +183,7 @@ def test_evaluate_knows_classes_by_their_names(trained: Path, session_hpcdl: Com
     finished = session_hpcdl(["evaluate", trained, "--data", tmp_path / "shards", "--json"])
     assert finished.code == 0, finished.err
     assert "classes have the numbers of" in finished.err and finished.json()["accuracy"] > 0.95
+    assert "samples of all have the same inputs as samples that the model was trained on" in finished.err
     (tmp_path / "some" / "8").rename(tmp_path / "some" / "eight")
     made = session_hpcdl(["shard", tmp_path / "some", tmp_path / "others", "--image-size", "28"])
     assert made.code == 0, made.err

@@ -50,7 +50,9 @@ def evaluate(
     for text in remarks:
         say(text)
     if json:
-        print_json({"split": name, "loss": result.loss, "num_samples": result.num_samples, **result.metrics})
+        of_result = {"split": name, "loss": result.loss, "num_samples": result.num_samples, **result.metrics}
+        warnings = [text.removeprefix("warning: ") for text in remarks if text.startswith("warning: ")]
+        print_json({**of_result, "warnings": warnings})
         return
     values = {"loss": result.loss, **result.metrics}
     metrics = ", ".join(f"{metric} {format_measure(value)}" for metric, value in values.items())

@@ -133,18 +133,33 @@ def leaks(folder: Path, repeats: Sequence[Repeats] | None = None) -> list[str]:
 
 def repeats_of(dataset: Dataset) -> list[Repeats] | None:
     """Return the samples with the inputs of others; None if samples have no checksums to compare."""
-    assert dataset.folder is not None
     keys: dict[str, Array] = {}
     for split in sorted(dataset.splits.values(), key=lambda split: split.name != dataset.train_split.name):
-        reader = SplitReader(dataset.folder, dataset, split)
-        try:
-            array = _keys(reader, dataset.inputs, len(split.entry.shards) if split.entry else 0)
-        finally:
-            reader.close()
+        array = _keys_of(dataset, split)
         if array is None:
             return None
         keys[split.name] = array
     return _repeats(keys)
+
+
+def num_trained_on(trained: Dataset, given: Dataset, split: Split) -> int:
+    """Return how many samples of `split` of `given` have the inputs of training samples; 0 if that is not known."""
+    alike = [[(field.name, field.dtype) for field in dataset.inputs] for dataset in (trained, given)]
+    if alike[0] != alike[1] or trained.train_split.num_samples + split.num_samples > _MOST_COMPARED:
+        return 0
+    learnt, keys = _keys_of(trained, trained.train_split), _keys_of(given, split)
+    return 0 if learnt is None or keys is None else int(np.isin(keys, learnt).sum())
+
+
+def _keys_of(dataset: Dataset, split: Split) -> Array | None:
+    """Return a number for each sample of a split computed from its inputs; None if they have no checksums."""
+    if dataset.folder is None:
+        return None
+    reader = SplitReader(dataset.folder, dataset, split)
+    try:
+        return _keys(reader, dataset.inputs, len(split.entry.shards) if split.entry else 0)
+    finally:
+        reader.close()
 
 
 def _read(reader: SplitReader, field: Field, ids: npt.NDArray[np.int64]) -> list[Any]:
@@ -177,7 +192,6 @@ def _range(field: Field, split: str, values: Sequence[Array]) -> ValueRange:
 
 
 def _keys(reader: SplitReader, inputs: Sequence[Field], num_shards: int) -> Array | None:
-    """Return a number for each sample of a split computed from its inputs; None if they have no checksums."""
     shard_keys = []
     for number in range(num_shards):
         shard = reader.shard(number)

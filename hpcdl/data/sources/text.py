@@ -132,7 +132,19 @@ class TextSource(FieldSource):
             return {split: self._beside(lines[0])}
         if not lines:
             raise SourceError(f"{root} holds no {_SUFFIX} files; it needs CLASS.txt files, or a folder for each class")
+        self._ask_of_numbered(root, lines)
         return {split: _by_class({path.stem: _lines(path) for path in lines})}
+
+    def _ask_of_numbered(self, root: Path, files: Sequence[Path]) -> None:
+        """Raise SourceError for files that numbers alone distinguish: each a class, or a text?"""
+        alike = {re.sub(r"[0-9]+", "", path.stem).strip("_-. ").lower() for path in files}
+        if self._spec.target_kind == "class" or len(alike) > 1 or alike & {"class", "label", "category"}:
+            return
+        raise SourceError(
+            f"{root}: is each of its {len(files)} files a class whose lines are samples, or one text? Numbers alone "
+            f"distinguish them ({some(path.name for path in files)}). Give --target-kind class for classes; texts need "
+            "a folder for each class"
+        )
 
     def _beside(self, path: Path) -> _Samples:
         """Return the lines of a file, and their labels from the label file beside it."""

@@ -48,7 +48,7 @@ from hpcdl.data.sources.base.source import (
     recognise,
 )
 from hpcdl.data.sources.base.splits import leaves_out_split, left_out, some
-from hpcdl.data.sources.base.values import mark_of_missing
+from hpcdl.data.sources.base.values import mark_of_missing, step_of_windows
 from hpcdl.data.sources.reader.source import user_reader
 from hpcdl.data.write.journal import source_state
 from hpcdl.data.write.lustre import file_system_of
@@ -202,6 +202,8 @@ def _remarks_on_unseen(names: Sequence[str], counts: Mapping[str, Counts]) -> li
     ]
 
 
+_TIME = re.compile(r"(?:date|time|datetime|timestamp|year)s?")
+"""Names of columns and arrays that say when a sample was taken."""
 _SMALL_CLASS = 16
 _LONGEST_NAME = 1000
 _HEADERS = 500
@@ -278,17 +280,23 @@ def _with_division(facts: SourceFacts, names: Sequence[str], limits: Counts) -> 
 
 
 def _with_groups(facts: SourceFacts, spec: SourceSpec, source: Source) -> SourceFacts:
-    """Return `facts` with a remark if the source says which samples belong together, which --split does not regard."""
+    """Return `facts` with remarks if samples seem to belong together, which --split does not regard."""
     targets = {spec.label_field, *(flag_value.rpartition("=")[0] or flag_value for flag_value in spec.targets)}
     names = {*getattr(source, "named", ())} - targets
     group = next(filter(names_group, sorted(names)), None)
-    if group is None:
-        return facts
-    remark = (
-        f"samples of one {shown(group)} may be in several splits, which makes results too good: --split divides sample "
-        "by sample. Divide them in the source (a column split, folders or arrays called by splits)"
-    )
-    return dataclasses.replace(facts, remarks=[*facts.remarks, remark])
+    time = next((name for name in sorted(names) if _TIME.fullmatch(name.rsplit("/", 1)[-1].lower())), None)
+    too_good = "in several splits, which makes results too good: --split divides sample by sample"
+    remedy = "Divide them in the source (a column split, folders or arrays called by splits)"
+    remarks = []
+    if group is not None:
+        remarks.append(f"samples of one {shown(group)} may be {too_good}. {remedy}")
+    if step := step_of_windows(facts):
+        remarks.append(f"samples are windows of a series, {step} apart: they overlap, and may be {too_good}. {remedy}")
+    elif time is not None:
+        remarks.append(
+            f"samples near each other in {shown(time)} may be {too_good}. To test on later ones: {remedy.lower()}"
+        )
+    return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
 
 
 def _ask_of_classes(facts: SourceFacts, source: str, *, folders: bool) -> None:

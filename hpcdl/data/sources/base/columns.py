@@ -184,7 +184,18 @@ def _same_as_target(facts: SourceFacts, packed: Sequence[str]) -> list[str]:
                 f"{item.name}: the column {some(same)} {what}: a copy of the target? If so, give --leave-out "
                 f"{typed(same[0])}"
             )
+    if len(values) < rows and (what := _last_row(values.astype(np.float64))):
+        remarks.append(f"the last row holds {what} of all others, in every column: no sample? If so, take it out")
     return remarks
+
+
+def _last_row(values: Array) -> str:
+    """Return what the last row of a table (rows, columns) seems to be of all others; empty for a sample."""
+    others, last = values[:-1], values[-1]
+    if len(others) < _FEWEST_ROWS or not others.std(0).all():
+        return ""
+    summaries = {"the sums": others.sum(0), "the means": others.mean(0)}
+    return next((what for what, summary in summaries.items() if np.allclose(last, summary, rtol=1e-3, atol=0)), "")
 
 
 def _repeats(values: Array, goal: Array, classes: bool) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_descriptor
 from hpcdl.data.format.dataset import UNSPLIT
+from hpcdl.data.format.manifest import is_picture
 from hpcdl.data.sources.base.glance import files_of, folders_of, has_folders_of_images
 from hpcdl.data.sources.base.source import (
     CHANGED_ADVICE,
@@ -178,6 +179,11 @@ class ArrayFiles:
         scaled = (
             [] if dtype == "uint8" else [f"images of {dtype} keep their values: training scales bytes alone to 0..1"]
         )
+        if dtype == "uint8" and not is_picture(shape):
+            scaled.append(
+                f"images: bytes of {'x'.join(map(str, shape))} are taken as pictures of {shape[2]} channels, which "
+                "training scales to 0..1; for volumes name the arrays, --input PATH=NAME and --target PATH=NAME"
+            )
         for number, (split, labels) in enumerate(self._labels):
             add_numbered(self._index, split, number, np.searchsorted(label_values, labels) if remarks else labels)
         return SourceFacts(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -12,11 +13,12 @@ from hpcdl.core.units import counted
 from hpcdl.data.format.manifest import Field, is_picture
 from hpcdl.data.sources.base.flat import FEW_CLASSES, MOST_CLASSES
 from hpcdl.data.sources.base.placed import PlacedArray
-from hpcdl.data.sources.base.source import Array
+from hpcdl.data.sources.base.source import Array, SourceFacts
 
 EXACT = 1 << 24
 """float32 represents every integer up to this one."""
-_MARKS = (-999, -9999, -99999, -999999, -32768, -(2**31), 1e20, 1e30, 1e36, 9.969209968386869e36, -1e20, -1e30, -1e34,
+_MARKS = (-999, -9999, -99999, -999999, 999, 9999, 99999, 999999, -32768, -(2**31), 1e20, 1e30, 1e36,
+          9.969209968386869e36, -1e20, -1e30, -1e34,
           -3.4028234663852886e38, 3.4028234663852886e38, -1.7976931348623157e308)  # fmt: skip
 """Numbers that files have for missing ones: of netCDF, CMIP, GDAL, and tables."""
 _NUMBERS_SHOWN = 5
@@ -24,6 +26,8 @@ LOOKED_AT = 64
 """Most pieces of an array that are searched for such numbers."""
 ABSENT = np.iinfo(np.int64).min
 """Marks a missing label."""
+_WINDOWS, _LEAST_OVERLAP, _LONGEST_WINDOW = 4, 3, 100_000
+"""Samples compared to find overlapping windows, the values that they must share, and the longest that are compared."""
 _FEWEST_STEPS = 1000
 """float32 is too coarse for numbers if it changes them by more than their range divided by this."""
 
@@ -141,6 +145,22 @@ def mark_of_missing(name: str, dtype: np.dtype[Any], rows: Callable[[], Iterable
         f"{name}: {counted(int(count[at]), 'value')} of {mark[places[at]]:g}{where}, all others {least[at]:g} to "
         f"{most[at]:g}: a mark of missing values? It stays a number; if so, write NaN in the source and give --nan skip"
     )
+
+
+def step_of_windows(facts: SourceFacts) -> int:
+    """Return by how many values the first samples are each shifted against the one before; 0 unless they overlap."""
+    if not facts.fields or not facts.arrays or facts.arrays[0].offsets or not facts.arrays[0].shape:
+        return 0
+    place = facts.arrays[0]
+    length, width = place.shape[0], math.prod(place.shape[1:])
+    if not _LEAST_OVERLAP < length <= _LONGEST_WINDOW or np.dtype(place.dtype).kind not in "fiu":
+        return 0
+    values = np.fromfile(place.file, place.dtype, _WINDOWS * length * width, offset=place.offset)
+    rows = values[: len(values) // (length * width) * length * width].reshape(-1, length, width)
+    if len(rows) < _WINDOWS or not (rows.std(1) > 0).any(1).all():
+        return 0
+    steps = range(1, length - _LEAST_OVERLAP + 1)
+    return next((step for step in steps if np.array_equal(rows[:-1, step:], rows[1:, : length - step])), 0)
 
 
 def as_fed(field: Field, arrays: Sequence[PlacedArray]) -> str:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from hpcdl.data.format.dataset import open_dataset
 from tests.conftest import CommandLine
+from tests.data.test_formats import example, framed, png
 
 N = 40
 X, Y = np.random.default_rng(2).random((N, 5)).astype(np.float32), np.arange(N) % 3
@@ -117,3 +121,45 @@ def test_minus_one_beside_other_classes_is_asked_about(run_hpcdl: CommandLine, t
         assert made.code == 0 and open_dataset(str(tmp_path / f"{folder}-out")).num_classes == 4
     source = saved(tmp_path, "npz", images=PIXELS, labels=Y - 1)
     assert run_hpcdl(["shard", source, tmp_path / "out"]).code == 0  # -1, 0 and 1 are usual classes
+
+
+def parquet(root: Path, image: bytes) -> Path:
+    columns = {"label": list(range(3)) * 4, "fold": [0, 1] * 6, "weights": [0.5] * 12, "patient_id": list(range(12))}
+    pq.write_table(pa.table({"image": [{"bytes": image, "path": "a.png"}] * 12, **columns}), root / "a.parquet")
+    return root / "a.parquet"
+
+
+def tfrecord(root: Path, image: bytes) -> Path:
+    records = [example(image=image, label=n % 3, fold=n % 2, weights=1, patient_id=n) for n in range(12)]
+    (root / "a.tfrecord").write_bytes(framed(records))
+    return root / "a.tfrecord"
+
+
+@pytest.mark.parametrize("save", [parquet, tfrecord])
+def test_what_lies_beside_pictures_in_tables_and_records_is_said(
+    run_hpcdl: CommandLine, tmp_path: Path, save: Callable[[Path, bytes], Path]
+) -> None:
+    source = save(tmp_path, png(PIXELS[0]))
+    for name in ("fold", "weights"):
+        asked = run_hpcdl(["shard", source, tmp_path / "out", *(["--leave-out", "fold"] if name == "weights" else [])])
+        assert asked.code == 2 and f"'{name}'" in asked.err and f"--leave-out {name}" in asked.err, asked.err
+    made = run_hpcdl(["shard", source, tmp_path / "out", "--leave-out", "fold,weights", "--split", "train=0.5,val=0.5"])
+    assert made.code == 0 and "not used: 'patient_id'" in made.err
+    assert "samples of one 'patient_id' may be in several splits" in made.err
+
+
+def test_numbers_beside_pictures_of_records_may_be_quantities(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "a.tfrecord").write_bytes(framed([example(image=png(PIXELS[0]), label=n * 400) for n in range(12)]))
+    asked = run_hpcdl(["shard", tmp_path / "a.tfrecord", tmp_path / "out"])
+    assert asked.code == 2 and "12 different numbers from 0 to 4400, of 12 images: classes or quantities?" in asked.err
+    assert run_hpcdl(["shard", tmp_path / "a.tfrecord", tmp_path / "out", "--target-kind", "class"]).code == 0
+
+
+def test_a_line_that_repeats_the_head_is_refused(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    lines = "ham,Hello\nspam,Win\n" * 4
+    (tmp_path / "t.csv").write_text(f"label,text\n{lines}label,text\n{lines}")
+    refused = run_hpcdl(["shard", tmp_path / "t.csv", tmp_path / "out"])
+    assert refused.code == 2 and "t.csv line 10 repeats the first: were tables joined?" in refused.err
+    (tmp_path / "t.csv").write_text(f"ham,Hi\n{lines}")
+    made = run_hpcdl(["shard", tmp_path / "t.csv", tmp_path / "out", "--target", "ham"])
+    assert made.code == 0 and "'ham' names a column, and is a value in it: if the first line is a sample" in made.err

@@ -21,6 +21,7 @@ import xxhash
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
+from hpcdl.data.sources.base.chosen import remarks_on_unused
 from hpcdl.data.sources.base.flat import (
     NUMBER,
     is_id,
@@ -237,7 +238,8 @@ class CsvSource:
         if not columns.names:
             return []
         remarks = [f"files in the column {columns.names[columns.file]}, labels in {columns.names[columns.label]}"]
-        return remarks + ([f"columns not used: {some(unused)}"] if unused else [])
+        kept = [name for name in unused if columns.split is None or not names_division(name)]
+        return remarks + remarks_on_unused(kept, self._spec, "column")
 
     def _remarks_on_groups(self, columns: _Columns) -> list[str]:
         """Return a remark if files of one patient, or what else the table names, are in several splits."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from hpcdl.core.errors import SourceError, UsageError, shown
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.base.chosen import INPUT_NAMES, TARGET_NAMES
+from hpcdl.data.sources.base.chosen import INPUT_NAMES, TARGET_NAMES, remarks_on_unused
 from hpcdl.data.sources.base.columns import ColumnSource, TableColumn
 from hpcdl.data.sources.base.flat import EncodedFiles, files_by_split, is_made_of, remarks_on_files
 from hpcdl.data.sources.base.gathered import GatheredArray
@@ -344,7 +344,10 @@ class ParquetSource(ColumnSource):
             path = self._work / f"images.{split}"
             with path.open("wb") as file:
                 listed.add_file(split, path, self._unpacked(table, image, label, file))
-        return listed.facts(_class_names(schema, label))
+        self.named.update(schema.names)
+        unused = [name for name in schema.names if name not in (image, label, "split")]
+        facts = listed.facts(_class_names(schema, label))
+        return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks_on_unused(unused, self._spec, "column")])
 
     def _unpacked(self, table: _Table, image: str, label: str, file: BinaryIO) -> Iterator[tuple[int, int, Any]]:
         """Write the image files of a table one after another; yield offset, size and label of each."""

@@ -63,6 +63,8 @@ class TableSource(ColumnSource):
         """The split by the word for it in the column `split`, in order of occurrence."""
         self._num_files = 0
         self._files: dict[str, list[Path]] = {}
+        self._also_values: dict[str, None] = {}
+        """Columns with a value that is their name."""
 
     @staticmethod
     def recognises(location: Path) -> bool:
@@ -91,14 +93,20 @@ class TableSource(ColumnSource):
             for path in paths
             if _ends_within_line(path)
         ]
+        remarks += [
+            f"{shown(name)} names a column, and is a value in it: if the first line is a sample, give --head none"
+            for name in itertools.islice(self._also_values, 1)
+        ]
         return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
 
     def _listed(self, index: IndexWriter) -> SourceFacts:
         columns: dict[str, _Column] = {}
         for split, rows in self._rows():
             columns = columns or {name: _Column(self._new_path) for name in self._names}
-            for column, values in zip(columns.values(), zip(*rows, strict=True), strict=True):
+            for (name, column), values in zip(columns.items(), zip(*rows, strict=True), strict=True):
                 column.take(values, split)
+                if name in values and self._spec.head != "none":
+                    self._also_values[name] = None
         if not columns:
             raise SourceError(f"{self._location} holds no rows; the first line names the columns, samples follow")
         self._ask_of_odd(columns)
@@ -214,14 +222,20 @@ class TableSource(ColumnSource):
     def _rows_of(self, path: Path) -> Iterator[list[list[str]]]:
         """Yield some rows of a file at a time; SourceError if its columns are not those of the first file."""
         names: list[str] = []
+        head: list[str] = []
         rows: list[list[str]] = []
         for number, fields in self._lines(path):
             if not names:
-                names = self._head(path, fields)
+                names, head = self._head(path, fields), fields
                 self._names = self._names or names
                 self._check_names(path, names)
                 if self._spec.head != "none":
                     continue
+            if fields == head and self._spec.head != "none":
+                raise SourceError(
+                    f"{path} line {number} repeats the first: were tables joined? Then take it out. Or is the first "
+                    "a sample? Then give --head none"
+                )
             if len(fields) != len(names) or (not rows and len(names) == 1):
                 _check_fields(f"{path} line {number}", names, fields)
             rows.append(fields)

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import gzip
 import io
+import itertools
 import math
 import os
 import re
@@ -29,8 +30,16 @@ from hpcdl.core.storage.files import open_regular
 from hpcdl.core.units import format_bytes
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import FieldSource
-from hpcdl.data.sources.base.chosen import field_name
-from hpcdl.data.sources.base.flat import MOST_CLASSES, FlatFiles, class_numbers, remarks_on_folders, stamp_of
+from hpcdl.data.sources.base.chosen import field_name, remarks_on_unused
+from hpcdl.data.sources.base.flat import (
+    MOST_CLASSES,
+    FlatFiles,
+    class_numbers,
+    plausible,
+    remarks_on_folders,
+    sparse,
+    stamp_of,
+)
 from hpcdl.data.sources.base.gathered import GatheredArray
 from hpcdl.data.sources.base.glance import is_image_head
 from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray
@@ -105,7 +114,8 @@ class TFRecordSource(FieldSource):
             return self._list_fields(split_of, index)
         splits = [split for split, group in split_of.items() for _ in group]
         paths = [self._plain(path) for path in paths]  # an image is read at its position in the file
-        kinds, max_label = set(), 0
+        kinds, max_label, num_samples = set(), 0, 0
+        labels: set[int] = set()
         for number, (path, split) in enumerate(zip(paths, splits, strict=True)):
             batch: list[tuple[int, int, int, int, int]] = []
             for offset, content, sound in records(path):
@@ -114,11 +124,15 @@ class TFRecordSource(FieldSource):
                     label, size, kind = self._look(content, f"{path} at byte {offset}")
                     kinds.add(kind)
                     max_label = max(max_label, label)
+                    labels.add(label)
+                    num_samples += 1
                 batch.append((offset, size, label, 0, number))
                 if len(batch) == _BATCH:
                     index.add(split, np.array(batch, ROW))
                     batch = []
             index.add(split, np.array(batch, ROW))
+        if not self._class_names and not self._spec.target_kind:
+            self._ask_of_numbers(labels, num_samples)
         if len(kinds) > 1:
             raise SourceError(f"{self._location}: records hold images of different kinds: {sorted(map(str, kinds))}")
         shape = kinds.pop() if kinds else None
@@ -128,7 +142,27 @@ class TFRecordSource(FieldSource):
             sample_shape=shape,
             files=[str(path) for path in paths],
             stamps=[stamp_of(path) for path in paths],
+            remarks=remarks_on_unused(self._beside(paths), self._spec),
         )
+
+    def _ask_of_numbers(self, labels: set[int], num_samples: int) -> None:
+        """Raise SourceError for labels that may be quantities or numbers of samples."""
+        if labels and (sparse(labels) or not plausible(len(labels), num_samples)):
+            raise SourceError(
+                f"{self._location}: the labels are {len(labels)} different numbers from {min(labels)} to "
+                f"{max(labels)}, of {num_samples} images: classes or quantities? Give --target-kind class, or for "
+                "quantities --input IMAGE=image --target LABEL=label --target-kind regression"
+            )
+
+    def _beside(self, paths: list[Path]) -> list[str]:
+        """Return the features of the first record beside its image and its class, and what tells of the image."""
+        features: Any = next(_examples(paths, damaged={}), ("", {}))[1]
+        image = self._image_field or next((name for name in _IMAGE_FIELDS if name in features), None)
+        label = self._label_field or next((name for name in _LABEL_FIELDS if name in features), None)
+        known = {image, label, *itertools.chain(*_SIDES)}
+        names = [name for name in sorted(features) if name not in known and not name.startswith("image/")]
+        self.named.update(names)
+        return names
 
     def read(self, row: Any, facts: SourceFacts, index: Index) -> bytes | Array:
         """Return the image of a record, after checking its checksum."""

@@ -64,29 +64,33 @@ def choose(arrays: Mapping[str, FoundArray], inputs: Sequence[str], targets: Seq
     return chosen
 
 
-def remarks_on_unused(paths: Iterable[str], spec: SourceSpec) -> list[str]:
+def remarks_on_unused(paths: Iterable[str], spec: SourceSpec, kind: str = "array") -> list[str]:
     """Return remarks on arrays that no field uses; SourceError if one seems to divide or weigh the samples.
 
-    Whoever names the inputs has chosen, and gets remarks alone.
+    Whoever names the inputs has chosen, and gets remarks alone. `kind` is `array`, or `column`.
     """
+    divided = {
+        "array": "Divided arrays are called like x_train and x_test, or are in groups train, test",
+        "column": "To divide them call it split, with the words train, val and test",
+    }
     unused = [path for path in paths if not left_out(path, spec.leave_out)]
     for path in () if spec.inputs else unused:
         name = path.rsplit("/", 1)[-1]
         if names_division(name):
-            what = "divide the samples? Divided arrays are called like x_train and x_test, or are in groups train, test"
-        elif _WEIGHTS.fullmatch(name.lower()):
+            what = f"divide the samples? {divided[kind]}"
+        elif _WEIGHTS.fullmatch(name.lower()) and (kind, name.lower()) != ("column", "weight"):  # which may be a mass
             what = "hold weights of the samples? Training takes none: each sample counts the same"
         else:
             continue
         raise SourceError(
-            f"{spec.location}: does the array {shown(path)} {what}. Give --leave-out {typed(path)} to leave it out"
+            f"{spec.location}: does the {kind} {shown(path)} {what}. Give --leave-out {typed(path)} to leave it out"
         )
     telling = [path for path in unused if _TELLING.fullmatch(path.rsplit("/", 1)[-1].lower())]
-    remarks = [f"arrays not used: {some(unused)}"] if unused else []
+    remarks = [f"{kind}s not used: {some(unused)}"] if unused else []
     if telling:
         remarks.append(
             f"{some(telling)}: padding, missing values or errors? Training does not know of them, and takes all values "
-            "as they are; a model may take such an array as an input (--input for each)"
+            f"as they are; a model may take such {kind}s as inputs (--input for each)"
         )
     return remarks
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hpcdl.data.format.dataset import open_dataset
+from hpcdl.data.format.manifest import read_manifest, write_manifest
 from tests.conftest import CommandLine
 from tests.data.test_formats import example, framed, png
 
@@ -163,3 +165,17 @@ def test_a_line_that_repeats_the_head_is_refused(run_hpcdl: CommandLine, tmp_pat
     (tmp_path / "t.csv").write_text(f"ham,Hi\n{lines}")
     made = run_hpcdl(["shard", tmp_path / "t.csv", tmp_path / "out", "--target", "ham"])
     assert made.code == 0 and "'ham' names a column, and is a value in it: if the first line is a sample" in made.err
+
+
+@pytest.mark.parametrize("name", ["fold", "sample_weight"])
+def test_data_written_before_such_questions_are_mended(run_hpcdl: CommandLine, tmp_path: Path, name: str) -> None:
+    source, out = saved(tmp_path, "npz", x=X, y=Y, **{name: Y}), tmp_path / "out"
+    assert run_hpcdl(["shard", source, out, "--leave-out", name]).code == 0
+    manifest, _ = read_manifest(out)
+    kept = {key: value for key, value in manifest.recipe.options.items() if key != "leave-out"}
+    write_manifest(out, dataclasses.replace(manifest, recipe=dataclasses.replace(manifest.recipe, options=kept)))
+    shard = out / "shard-00000.h5"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-3] + b"xyz")
+    mended = run_hpcdl(["inspect", out, "--repair", "--from", source])
+    assert mended.code == 0 and shard.read_bytes() == whole, mended.err

@@ -131,7 +131,7 @@ class TFRecordSource(FieldSource):
                     index.add(split, np.array(batch, ROW))
                     batch = []
             index.add(split, np.array(batch, ROW))
-        if not self._class_names and not self._spec.target_kind:
+        if self._spec.asks and not self._class_names and not self._spec.target_kind:
             self._ask_of_numbers(labels, num_samples)
         if len(kinds) > 1:
             raise SourceError(f"{self._location}: records hold images of different kinds: {sorted(map(str, kinds))}")

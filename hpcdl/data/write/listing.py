@@ -213,10 +213,11 @@ _HEADERS = 500
 def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: bool = True) -> ShardJob:
     """List the source into `work` and plan; SourceError and UsageError say what is unusable.
 
-    `alone`: no other ranks share the cores. `asks`: question ambiguous class names, which finished data has settled.
+    `alone`: no other ranks share the cores. `asks`: question ambiguous names, which finished data has settled.
     """
     layout = request.config.layout
     spec = _spec(request, work, workers=request.most_processes(alone=alone))
+    spec = dataclasses.replace(spec, asks=asks)
     fractions = parse_split(layout.split) if layout.split else None
     filters(layout.compression)  # raises if its package is missing
     source = open_source(spec)

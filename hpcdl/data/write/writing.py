@@ -88,7 +88,10 @@ def _job(folder: Path, source: str, manifest: Manifest, work: Path, reader: str)
     request = ShardRequest(source=source, target=folder, config=load(ShardConfig, layers).config, reader=reader)
     job = make_job(request, work, asks=False)
     if job.fingerprint != recipe.fingerprint:
-        raise UsageError(f"{source} is not what {folder} was made from: names, sizes or labels of its samples differ")
+        raise UsageError(
+            f"{source} is not what {folder} was made from: names, sizes or labels of its samples differ; if an "
+            "earlier hpcdl numbered its labels otherwise, shard it into another folder"
+        )
     plan = dataclasses.replace(
         job.plan,
         num_samples=recipe.num_samples,

@@ -74,7 +74,7 @@ def remarks_on_unused(paths: Iterable[str], spec: SourceSpec, kind: str = "array
         "column": "To divide them call it split, with the words train, val and test",
     }
     unused = [path for path in paths if not left_out(path, spec.leave_out)]
-    for path in () if spec.inputs else unused:
+    for path in unused if spec.asks and not spec.inputs else ():
         name = path.rsplit("/", 1)[-1]
         if names_division(name):
             what = f"divide the samples? {divided[kind]}"

@@ -395,13 +395,13 @@ class ColumnSource(FieldSource):
             self.inputs = (f"{inputs[0]}={field_name(inputs[0])}",)
             return [], ""
         division = next((name for name in inputs if names_division(name) and name not in self._coded_columns()), None)
-        if division is not None:
+        if division is not None and self._spec.asks:
             raise SourceError(
                 f"{self._location}: does the column {shown(division)} divide the rows, or is it a feature? To divide "
                 f"them call it split, with the words train, val and test. Else give --leave-out {typed(division)}, or "
                 "name the inputs, each with --input COLUMN=NAME"
             )
-        for name, what in ((name, weighs(name, targets)) for name in inputs):
+        for name, what in ((name, weighs(name, targets)) for name in inputs if self._spec.asks):
             if what:
                 raise SourceError(
                     f"{self._location}: the column {shown(name)} seems to hold {what}: a feature? Give --leave-out "
@@ -409,7 +409,7 @@ class ColumnSource(FieldSource):
                 )
         self._ask_of_words(columns, [name for name in inputs if columns[name].kind != "number"])
         id_column = next((column for column in inputs if is_id(column)), None)
-        if id_column is not None:
+        if id_column is not None and self._spec.asks:
             raise SourceError(
                 f"{self._location}: is the column {shown(id_column)} a feature, or a number of the rows? Give "
                 f"--leave-out {typed(id_column)}, or name the inputs, each with --input COLUMN=NAME"
@@ -418,7 +418,7 @@ class ColumnSource(FieldSource):
             (candidate for candidate in inputs if names_group(candidate) and candidate not in self._coded_columns()),
             None,
         )
-        if group is not None:
+        if group is not None and self._spec.asks:
             raise SourceError(
                 f"{self._location}: is the column {shown(group)} a feature, or does it say which rows belong together? "
                 f"Give --leave-out {typed(group)}, or name the inputs, each with --input COLUMN=NAME"

@@ -64,7 +64,8 @@ class SourceChanged(HpcdlError):
 class SourceSpec:
     """All arguments of a source's constructor, as plain values that can be passed to another process.
 
-    `checks`: refuse files of a wrong type during listing (off if they are to be skipped).
+    `checks`: refuse files of a wrong type during listing (off if they are to be skipped). `asks`: question what names
+    of columns and arrays may mean (off for data that were written before, whose shards are mended).
     """
 
     format: str
@@ -90,6 +91,7 @@ class SourceSpec:
     channels: int | None = None
     seed: int = 0
     checks: bool = True
+    asks: bool = True
     work: str = ""
     """Folder for what a source unpacks; it exists until the writing ends."""
     reader: str = ""

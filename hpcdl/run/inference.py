@@ -71,7 +71,9 @@ def prepare(config: InferConfig, model: Path) -> InferencePlan:
             raise without_model(model)
         if config.data.scale != AUTO:
             raise UsageError(f"--scale is for a .keras file; {model} was trained with --scale {trained.data.scale}")
-        dataset, _, remarks = read_as_trained(model, trained, config.data.data, verified=config.data.verify_data)
+        dataset, _, remarks = read_as_trained(
+            model, trained, config.data.data, verified=config.data.verify_data, targets=False
+        )
         warnings = [text.removeprefix("warning: ") for text in remarks if text.endswith(UNKNOWN)]
         notes = [text for text in remarks if text.endswith("as in training")]  # no output depends on the class numbers
     else:

@@ -105,9 +105,10 @@ _MOST = 8
 """Most names in a message."""
 
 
-def fields_as_trained(given: Dataset, trained: Dataset) -> tuple[Dataset, list[str]]:
+def fields_as_trained(given: Dataset, trained: Dataset, *, targets: bool = True) -> tuple[Dataset, list[str]]:
     """Return `given` with the scaling and padding of `trained`, matched by field name, and messages about it.
 
+    Without `targets` nothing depends on the classes of `given`, which may be others.
     Raises UsageError if a field's classes or words have other numbers than the model has learned.
     """
     by_name = {field.name: field for field in trained.fields}
@@ -128,7 +129,8 @@ def fields_as_trained(given: Dataset, trained: Dataset) -> tuple[Dataset, list[s
     fields: list[Field] = []
     for field in given.fields:
         learnt = by_name.get(field.name, field)
-        _check_names(given, trained, field.name, field.class_names, learnt.class_names)
+        if targets or field.role == "input":
+            _check_names(given, trained, field.name, field.class_names, learnt.class_names)
         messages += _compare_columns(given, trained, field, learnt)
         if field.categories != learnt.categories:
             raise UsageError(
@@ -215,11 +217,11 @@ def data_trained_on(run_dir: Path, config: TrainConfig) -> Dataset | None:
 
 
 def read_as_trained(
-    run_dir: Path, config: TrainConfig, data: str, *, verified: bool = True
+    run_dir: Path, config: TrainConfig, data: str, *, verified: bool = True, targets: bool = True
 ) -> tuple[Dataset, Array | None, list[str]]:
     """Return `data` as the run's model must read it, the model's number of each of its classes, and messages about it.
 
-    `verified`: data are checked against their checksums when read.
+    `verified`: data are checked against their checksums when read. `targets`: they are needed, and must fit the model.
     """
     dataset = open_dataset(data, seed=config.run.seed, verified=verified)
     if dataset.checksum == read_record(run_dir).data_checksum:
@@ -231,7 +233,9 @@ def read_as_trained(
             f"whether {data} numbers its classes and scales its numbers as that did {UNKNOWN}"
         )
         return dataset, None, [unknown]
-    dataset, remarks = fields_as_trained(dataset, trained)
+    dataset, remarks = fields_as_trained(dataset, trained, targets=targets)
+    if not targets:
+        return dataset, None, remarks
     numbers = classes_as_trained(dataset, trained)
     if dataset.pictures and bool(dataset.class_names) != bool(trained.class_names):
         unnamed = trained if dataset.class_names else dataset

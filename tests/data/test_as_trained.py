@@ -61,6 +61,19 @@ def test_shorter_texts_are_padded_to_the_length_of_the_training(run_hpcdl: Comma
     assert fields_as_trained(longer, trained) == (longer, [])  # cut off, they would lose data: the model refuses them
 
 
+def test_inputs_without_labels_are_read_for_inference(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    trained = texts(run_hpcdl, tmp_path / "a", "a very long note on rain")
+    (tmp_path / "new.txt").write_text("no label\nhere\n")
+    asked = run_hpcdl(["shard", tmp_path / "new.txt", tmp_path / "b"])
+    assert asked.code == 2 and "Without labels, for hpcdl infer, give --target-kind class" in asked.err
+    made = run_hpcdl(["shard", tmp_path / "new.txt", tmp_path / "b", "--target-kind", "class"])
+    assert made.code == 0 and "all samples are of one class" in made.err
+    later = open_dataset(str(tmp_path / "b"))
+    with pytest.raises(UsageError, match="the classes of 'label' are new"):
+        fields_as_trained(later, trained)
+    assert fields_as_trained(later, trained, targets=False)[0].fields[0].shape == trained.fields[0].shape
+
+
 def test_words_with_other_numbers_are_refused_with_the_flag(run_hpcdl: CommandLine, tmp_path: Path) -> None:
     words = ("--target", "y", "--target-kind", "class", "--categories", "colour=codes")
     trained, later = (

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from hpcdl.core.records.run_record import read_record, state_of
-from tests.conftest import ROOT, CommandLine, Mpi
+from tests.conftest import DIGITS, ROOT, CommandLine, Mpi
 from tests.training_runs import SHORT, finish, start, wait_for
 
 pytestmark = pytest.mark.mpi
@@ -120,6 +120,18 @@ def test_outputs_are_those_of_the_trained_model(
     right = (found["output"].argmax(axis=1) == labels_of(shards)).mean()
     assert right == pytest.approx(evaluated["accuracy"], abs=1e-6) and right > 0.7
     assert session_hpcdl(["inspect", alone, "--verify"]).code == 0
+
+
+def test_images_without_labels_are_one_class_that_the_model_need_not_know(
+    session_hpcdl: CommandLine, trained: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(DIGITS / "3", tmp_path / "new" / "unlabelled")
+    made = session_hpcdl(["shard", tmp_path / "new", tmp_path / "shards", "--image-size", "28"])
+    assert made.code == 0, made.err
+    finished = session_hpcdl(["infer", trained, "--data", tmp_path / "shards", "--out", tmp_path / "out"])
+    assert finished.code == 0, finished.err
+    with h5py.File(tmp_path / "out/shard-00000.h5") as shard:
+        assert (shard["output"][:].argmax(axis=1) == 3).mean() > 0.7
 
 
 def test_the_record_says_how_fast(session_hpcdl: CommandLine, alone: Path) -> None:

@@ -138,7 +138,12 @@ class TextSource(FieldSource):
     def _ask_of_numbered(self, root: Path, files: Sequence[Path]) -> None:
         """Raise SourceError for files that numbers alone distinguish: each a class, or a text?"""
         alike = {re.sub(r"[0-9]+", "", path.stem).strip("_-. ").lower() for path in files}
-        if self._spec.target_kind == "class" or len(alike) > 1 or alike & {"class", "label", "category"}:
+        if (
+            not self._spec.asks
+            or self._spec.target_kind == "class"
+            or len(alike) > 1
+            or alike & {"class", "label", "category"}
+        ):
             return
         raise SourceError(
             f"{root}: is each of its {len(files)} files a class whose lines are samples, or one text? Numbers alone "
@@ -151,11 +156,14 @@ class TextSource(FieldSource):
         named = self._spec.label_field
         names = [named] if named else [name.format(stem=path.stem) for name in _LABELS]
         beside = next((path.parent / name for name in names if (path.parent / name).is_file()), None)
+        if beside is None and not named and self._spec.target_kind == "class":
+            return _by_class({path.stem: _lines(path)})
         if beside is None:
             raise SourceError(
                 f"{path}: where are the labels of its lines? {' and '.join(names[:2])} {'is' if named else 'are'} not "
-                "beside it; give --label-field FILE with a label a line, or a file CLASS.txt for each class. For a "
-                "table with tabs, commas or semicolons give --format table"
+                "beside it; give --label-field FILE with a label a line, or a file CLASS.txt for each class. Without "
+                "labels, for hpcdl infer, give --target-kind class (all are one class). For a table with tabs, commas "
+                "or semicolons give --format table"
             )
         texts, labels = _lines(path), _lines(beside)
         if len(texts) != len(labels):

@@ -11,14 +11,14 @@ from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.manifest import RESERVED, is_name
 from hpcdl.data.sources.base.flat import CLASS_LISTS, is_id
 from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray
-from hpcdl.data.sources.base.source import SourceSpec
+from hpcdl.data.sources.base.source import SourceSpec, knows
 from hpcdl.data.sources.base.splits import AUTO, IGNORE, left_out, names_division, some, split_in, typed
 
 INPUT_NAMES = ("x", "images", "image", "data", "inputs", "input", "features", "samples", "text")
 TARGET_NAMES = ("y", "labels", "label", "targets", "target", "classes", "class", "masks", "mask")
 """Usual names of arrays, the most usual first."""
 _SURE_WEIGHTS = re.compile(r"(?:sample|instance|event|case|row)_?weights?")
-_WEIGHTS = re.compile(rf"{_SURE_WEIGHTS.pattern}|weights?")
+_WEIGHTS = re.compile(rf"{_SURE_WEIGHTS.pattern}|weights")
 _ERRORS = re.compile(r"err|errs|errors?|sigmas?|unc|uncertainty|uncertainties")
 _TELLING = re.compile(
     rf"(?:\w+_)?(?:masks?|valid|padding|lengths?|lens?|missing)|\w+_(?:{_ERRORS.pattern})|sigmas?|errors?|uncertainty"
@@ -73,20 +73,22 @@ def remarks_on_unused(paths: Iterable[str], spec: SourceSpec, kind: str = "array
         "array": "Divided arrays are called like x_train and x_test, or are in groups train, test",
         "column": "To divide them call it split, with the words train, val and test",
     }
-    unused = [path for path in paths if not left_out(path, spec.leave_out)]
+    all_unused = list(paths)
+    unused = [path for path in all_unused if not left_out(path, spec.leave_out)]
     for path in unused if spec.asks and not spec.inputs else ():
         name = path.rsplit("/", 1)[-1]
         if names_division(name):
             what = f"divide the samples? {divided[kind]}"
-        elif _WEIGHTS.fullmatch(name.lower()) and (kind, name.lower()) != ("column", "weight"):  # which may be a mass
+        elif _WEIGHTS.fullmatch(name.lower()):
             what = "hold weights of the samples? Training takes none: each sample counts the same"
         else:
             continue
-        raise SourceError(
-            f"{spec.location}: does the {kind} {shown(path)} {what}. Give --leave-out {typed(path)} to leave it out"
+        flags = (
+            f"--leave-out {typed(path)}" if knows("leave_out", spec.format) else "--input and --target for the others"
         )
+        raise SourceError(f"{spec.location}: does the {kind} {shown(path)} {what}. Give {flags} to leave it out")
     telling = [path for path in unused if _TELLING.fullmatch(path.rsplit("/", 1)[-1].lower())]
-    remarks = [f"{kind}s not used: {some(unused)}"] if unused else []
+    remarks = [f"{kind}s not used: {some(all_unused)}"] if all_unused else []
     if telling:
         remarks.append(
             f"{some(telling)}: padding, missing values or errors? Training does not know of them, and takes all values "

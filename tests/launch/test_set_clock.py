@@ -126,7 +126,7 @@ def test_a_script_s_clock_that_is_set_moves_no_number(
     `make test` shows it for trainings.
     """
     run_dir, file = tmp_path / "run", tmp_path / "now"
-    line = ["run", "--ranks", "2", "--run-dir", run_dir, HERE / "keras" / "clocked_script.py", file]
+    line = ["run", "--ranks", "2", "--run-dir", run_dir, HERE.parent / "scripts" / "clocked_script.py", file]
     finished = session_hpcdl(line, env=stepped(library, file, -30))
     assert finished.code == 0, finished.err
     record = record_of(run_dir)

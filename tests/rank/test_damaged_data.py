@@ -35,6 +35,7 @@ def words(strategy: str, data: Path, run_dir: Path) -> list[str | Path]:
     return [
         "train", "--model", "lenet", "--strategy", strategy, "--ranks", str(ranks), "--batch-size", "16",
         "--data", data, "--profile", "none", "--epochs", "2", "--checkpoint-every", "1h", "--run-dir", run_dir,
+        *([] if features.mpi else ["--allow-grpc"]),
     ]  # fmt: skip
 
 

@@ -53,7 +53,7 @@ def test_two_inputs_and_a_quantity(strategy: str, session_hpcdl: CommandLine, ev
             "train", "--model", f"{events / 'network.py'}:build", "--data", events / "data", "--strategy", strategy,
             "--ranks", str(ranks), "--batch-size", "8", "--steps", str(STEPS), "--loss", "mse", "--metrics", "mae",
             "--learning-rate", "0.01", "--profile", "none", "--run-dir", tmp_path / "run",
-            *(["--allow-grpc"] if strategy.startswith("grpc-") else []),
+            *([] if features.mpi else ["--allow-grpc"]),
         ],
         timeout_s=200,
     )  # fmt: skip

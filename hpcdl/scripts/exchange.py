@@ -27,7 +27,8 @@ from hpcdl.core.units import parse_bytes
 from hpcdl.scripts.collectives.tensors import check_traceable, turn_begins, turn_ends
 from hpcdl.scripts.existing import existing_alike, unique
 from hpcdl.scripts.fit.files import save_once
-from hpcdl.scripts.fit.model import rows_of_batch
+from hpcdl.scripts.fit.model import note_calls, rows_of_batch, rows_of_call
+from hpcdl.scripts.fit.samples import SamplesOfLoop
 from hpcdl.scripts.process.exit import after_updates
 from hpcdl.scripts.process.session import SAME_SAMPLES, note_strategy, session, warn_once
 from hpcdl.scripts.process.undistributed import note_exchange
@@ -280,6 +281,9 @@ class GradientExchange:
             sys.stderr.writelines(f"hpcdl: warning: {_in_python(text)}\n" for text in self._worker.warnings)
         note_strategy(info.name)
         save_once()
+        note_calls()
+        with tf.init_scope():
+            self._samples = SamplesOfLoop()
 
     def state(self) -> dict[str, Array]:
         """Return this rank's state for a checkpoint: the residual of its compressed gradients."""
@@ -321,6 +325,8 @@ class GradientExchange:
             (getattr(gradient, "values", gradient) for gradient in reversed(converted) if gradient is not None), weight
         )
         alone = self.group.size == 1  # no other rank that could use another order
+        if not alone and self._compared is not None:
+            self._samples.trace_new(rows_of_call)
         with tf.control_dependencies([*([] if alone else turn_begins()), first]):
             total, begun = self._begin(details, names, weight, first)
         before, after = (None, None) if shared else self._factors(weight, total)
@@ -393,6 +399,7 @@ class GradientExchange:
             batch, values = given[: len(rows)], given[len(rows) :]
             if num_done == 1:
                 look_for_same_samples(self.group, gradient, moved=bool(gradient.any()), batch=batch)
+            self._samples.compare_after(num_done, self.group)
             check_same_weights(
                 dict(zip(names, values, strict=True)), self.group.messages, after_updates(num_done), OWN_CHANGES
             )

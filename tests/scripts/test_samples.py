@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
 from hpcdl.scripts.fit import samples
-from hpcdl.scripts.fit.samples import SamplesOfEpoch, _sketch, note_samples, stop_noting, verdict
+from hpcdl.scripts.fit.samples import SamplesOfEpoch, SamplesOfLoop, _sketch, note_samples, stop_noting, verdict
 from hpcdl.scripts.process.group import ScriptGroup
 
 SAME, SOME, NOTHING = "every rank was given the same", "some samples were given to several ranks", ""
@@ -53,6 +53,42 @@ def test_large_samples_are_compared_by_some_of_their_bytes(monkeypatch: pytest.M
 @pytest.mark.parametrize("part", [np.zeros((8, 3)), np.zeros((0, 3))])
 def test_samples_that_are_all_the_same_are_not_compared(part: np.ndarray) -> None:
     assert _sketch([part]) is None
+
+
+def test_samples_of_few_values_that_are_shared_by_chance_are_no_mistake() -> None:
+    """One repeat within 64 draws: so many of another rank's 64 are the same by chance."""
+    whole = rows(200)
+    assert said([whole[:64], whole[57:121]]).startswith(SOME)
+    first = np.concatenate([whole[:63], whole[:1]])
+    assert said([first, whole[57:121]]) == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "text"),
+    [
+        (range(64), range(63, -1, -1), f"{SAME} 64 samples"),
+        (range(64), range(40, 104), SOME),
+        (range(64), range(64, 128), NOTHING),
+        ([*range(32)] * 2, [*range(32)] * 2, NOTHING),  # positions, which are the same in every step
+    ],
+)
+def test_a_custom_loop_is_compared_from_its_second_update(own: range, other: range, text: str) -> None:
+    whole, said, notes, others = rows(128), list[str](), SamplesOfLoop(), SamplesOfLoop()
+    for half in (slice(0, 32), slice(32, 64)):
+        notes.note(whole[list(own)[half]])
+        others.note(whole[list(other)[half]])
+
+    class Two:
+        messages = property(lambda self: self)
+
+        def allgather_json(self, own: object) -> list[object]:
+            return [own, others.sketch()]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hpcdl.scripts.fit.samples.warn_once", lambda group, key, warning: said.append(warning))
+        for number in (1, 2, 4):
+            notes.compare_after(number, Two())  # type: ignore[arg-type]
+    assert len(said) == bool(text) and all(one.startswith(text) for one in said)
 
 
 def test_the_order_of_several_inputs_counts() -> None:

@@ -249,7 +249,22 @@ else:
     whole = tf.data.Dataset.from_tensor_slices((x, x.sum(1))).shuffle(96)
     data, rest = hpcdl.dataset(whole, batch_size=8) if sys.argv[1] == "dealt" else whole.batch(8), {}
 model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-model.compile(hpcdl.DistributedOptimizer("sgd"), "mse")
+optimizer = hpcdl.DistributedOptimizer("sgd")
+def step(rows, wanted):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(rows, training=True)[:, 0] - wanted) ** 2)
+    optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+if sys.argv[1].startswith("loop"):
+    if sys.argv[1] == "loop":  # each rank shuffles all samples
+        data, step = whole.batch(8), tf.function(step)
+    else:  # parts, and a loop that calls the model on other data between its steps
+        data = hpcdl.dataset(whole, batch_size=8)
+    for _ in range(2):
+        for rows, wanted in data:
+            step(rows, wanted)
+            model(x)
+    sys.exit()
+model.compile(optimizer, "mse")
 model.fit(data, epochs=2, verbose=0, **rest)
 if sys.argv[1] == "second":  # with other data than the first fit
     model.fit(x, x.sum(1), batch_size=8, verbose=0)
@@ -264,6 +279,8 @@ TWICE, SOME = "every rank was given the same 96 samples", "some samples were giv
         ("whole", TWICE),
         ("second", TWICE),
         ("generated", TWICE),
+        ("loop", SOME),
+        ("loop over parts", ""),
         pytest.param("generated parts", "", marks=pytest.mark.soak),
         pytest.param("arrays", TWICE, marks=pytest.mark.soak),
         pytest.param("dealt", "", marks=pytest.mark.soak),

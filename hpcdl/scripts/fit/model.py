@@ -269,12 +269,47 @@ def _batch_under_way(data: Any) -> Iterator[None]:
 
 def rows_of_batch(most: int | None = None) -> list[Any]:
     """Return the first `most` rows, or all, of every tensor of a fit's current batch; empty in a custom loop."""
-    given = tf.nest.flatten(_batches[-1:], expand_composites=True)
+    return _rows_in(_batches[-1:], most)
+
+
+def _rows_in(data: Any, most: int | None = None) -> list[Any]:
+    given = tf.nest.flatten(data, expand_composites=True)
     rows = [tensor if most is None else tensor[:most] for tensor in given if tf.is_tensor(tensor) and tensor.shape.rank]
     texts = [tf.strings.to_hash_bucket_fast(tensor, 1 << 62) for tensor in rows if tensor.dtype == tf.string]
     return texts + [
         tensor for tensor in rows if tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool
     ]
+
+
+_called: list[Any] = []
+"""The inputs of the script's last call of a model."""
+
+
+def note_calls() -> None:
+    """Patch models to keep the inputs of their last call, which in a custom loop are the samples of a step."""
+    plain = keras.Model.__call__
+    if hasattr(plain, "noted"):
+        return
+
+    @functools.wraps(plain)
+    def call(model: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = plain(model, *args, **kwargs)
+        _called[:] = args[:1]  # only now, so that those of inner models do not stay
+        return outputs
+
+    vars(call).update(noted=True, autograph_info__={})  # the second is TensorFlow's mark: AutoGraph leaves it alone
+    keras.Model.__call__ = call
+
+
+def rows_of_call() -> list[Any]:
+    """Return the rows of the last call's inputs, once; none in a fit's step, or if they belong to another graph."""
+    given = [] if _batches else tf.nest.flatten(_called, expand_composites=True)
+    _called.clear()
+    if tf.executing_eagerly():
+        given = [tf.convert_to_tensor(array) if isinstance(array, numpy.ndarray) else array for array in given]
+        return _rows_in([tensor for tensor in given if isinstance(tensor, tf.__internal__.EagerTensor)])
+    graph = tf.compat.v1.get_default_graph()
+    return _rows_in([tensor for tensor in given if getattr(tensor, "graph", None) is graph])
 
 
 def _counting(train_step: Callable[[Any], Any], counters: Sequence[Any]) -> Callable[[Any], Any]:

@@ -1,7 +1,8 @@
 """Whether the ranks of a `fit` were given the same samples, each in an order of its own.
 
 Then no gradient and no batch is the same on two ranks, and nothing else would show it. Arrays are compared before the
-first step. What generators and files give is noted as it arrives, and compared after the first epoch.
+first step. What generators and files give is noted as it arrives, and compared after the first epoch. In a custom loop
+the inputs of the model are noted, and compared after 2, 4, 8, ... updates.
 """
 
 from __future__ import annotations
@@ -30,8 +31,12 @@ _CHUNK_BYTES = 2**20
 _MOST_KEYS = 512
 _MOST_REPEATS = 0.02
 """Share of a rank's samples that may be repeats of others. With more, samples of two ranks are the same by chance."""
+_REPEATS_BY_CHANCE = 5
+"""Samples of few different values repeat within a rank about as often as they are shared by chance."""
 _LEAST_SHARED = 0.05
 _LEAST_NUM_SHARED = 5
+_MOST_UPDATES = 1024
+"""Updates of a custom loop whose samples are compared."""
 _KEEPS_SAMPLES = (
     "Shuffle",
     "Batch",
@@ -141,6 +146,34 @@ class SamplesOfEpoch:
         return [self._number, self._total, repeats, self._smallest.tolist()]
 
 
+class SamplesOfLoop(SamplesOfEpoch):
+    """Notes the samples of a custom loop, which has no epochs: the inputs of its model, from update to update."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._looks = True
+
+    def trace_new(self, rows: Callable[[], Sequence[Any]]) -> None:
+        """Add what notes `rows`, those of one step, if samples are still compared."""
+        if self._looks and (found := rows()):
+            self.trace(found)
+
+    def compare_after(self, num_updates: int, group: ScriptGroup) -> None:
+        """Warn if the ranks took the same samples so far. Collective.
+
+        A rank that has samples twice is in its second epoch, or is given inputs that are no samples.
+        """
+        if not self._looks or num_updates < 2:
+            return
+        by_rank = group.messages.allgather_json(self.sketch())
+        new = all(sketch is not None and sketch[2] <= _MOST_REPEATS for sketch in by_rank)
+        if text := verdict(by_rank) if new else "":
+            warn_once(group, SAME_SAMPLES, text)
+        self._looks = new and not text and num_updates < _MOST_UPDATES
+        if not self._looks:
+            self.stop()
+
+
 def verdict(by_rank: Sequence[Sequence[Any]]) -> str:
     """Return the warning that the ranks' sketches deserve, or nothing.
 
@@ -155,12 +188,15 @@ def verdict(by_rank: Sequence[Sequence[Any]]) -> str:
     full = [keys[-1] for *_, keys in by_rank if len(keys) == _MOST_KEYS]
     bound = min(full, default=2**64)  # a full sketch says nothing about larger keys
     times = Counter(key for *_, keys in by_rank for key in keys if key <= bound)
-    shared = sum(count > 1 for count in times.values())
+    number_shared = sum(count > 1 for count in times.values())
+    shared = number_shared / max(len(times), 1)
     repeats = max(share for *_, share, _ in by_rank)
-    if repeats > _MOST_REPEATS or shared < max(_LEAST_NUM_SHARED, _LEAST_SHARED * len(times)):
+    if repeats > min(_MOST_REPEATS, shared / _REPEATS_BY_CHANCE):
+        return ""
+    if number_shared < _LEAST_NUM_SHARED or shared < _LEAST_SHARED:
         return ""
     return (
-        f"some samples were given to several ranks ({shared / len(times):.0%} of those compared), and others may be "
+        f"some samples were given to several ranks ({shared:.0%} of those compared), and others may be "
         "in no rank's part; shuffle with one seed on all ranks before each takes its part"
     )
 

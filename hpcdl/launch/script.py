@@ -6,7 +6,6 @@ import ast
 import contextlib
 import functools
 import os
-import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +39,7 @@ from hpcdl.launch.train import (
 )
 from hpcdl.node.machines import read_topology
 from hpcdl.run import rundir
+from hpcdl.run.code import digests
 from hpcdl.run.ended import end_noted
 from hpcdl.run.faults import NETWORK, STRUCK_FROM_BESIDE, check_injected
 from hpcdl.run.listing import check_going_back
@@ -116,9 +116,9 @@ def run_script(
         name, topology = script.path.stem, read_topology()
         remarks = plan_under_profile(config.run, name, topology, ranks_on_node(launcher, config.run))[1]
         with rundir.written(run_dir, config.checkpoint):
-            facts, changed = _facts(script, run_dir)
+            facts = _facts(script, run_dir)
             rundir.create(run_dir, resolved, facts)
-            for text in (*remarks, *changed):
+            for text in remarks:
                 log(text)
             output = Output(run_dir / FOLDER, prefixed=prefixed)
             arguments = [str(run_dir), str(script.path), *script.arguments]
@@ -172,18 +172,12 @@ def _unstarted(resolved: ResolvedConfig[ScriptConfig], script: Script) -> RunRec
     )
 
 
-def _facts(script: Script, run_dir: Path) -> tuple[dict[str, object], list[str]]:
-    """Return the facts for run.toml, and a warning if the run's checkpoints began with other content of the script.
-
-    The script's digest stays noted as it was at the beginning.
-    """
+def _facts(script: Script, run_dir: Path) -> dict[str, object]:
+    """Return the facts for run.toml; the script's digests stay noted as they were when its checkpoints began."""
     resumes = (run_dir / rundir.CONFIG_FILE).exists() and list_checkpoints(run_dir / CHECKPOINTS)
     begun = rundir.read_as(ScriptConfig, run_dir)[1].get(rundir.CODE) if resumes else None
-    now = rundir.digests([str(script.path)])
-    facts = {rundir.SCRIPT: str(script.path), "arguments": list(script.arguments), rundir.CODE: begun or now}
-    if not isinstance(begun, dict) or set(now.values()) <= set(begun.values()):
-        return facts, []
-    return facts, [f"warning: {script.path} has changed since this run began: part of it ran with other code"]
+    code = begun or digests([str(script.path)])
+    return {rundir.SCRIPT: str(script.path), "arguments": list(script.arguments), rundir.CODE: code}
 
 
 def run_inside(
@@ -212,10 +206,7 @@ def run_inside(
             _check_words(script)
             run_dir = _choose_run_dir(resolved, script)
             held.enter_context(rundir.written(run_dir, config.checkpoint))
-            facts, changed = _facts(script, run_dir)
-            rundir.create(run_dir, resolved, facts)
-            for text in changed:
-                print(f"hpcdl: {text}", file=sys.stderr, flush=True)
+            rundir.create(run_dir, resolved, _facts(script, run_dir))
             return str(run_dir), uuid.uuid4().hex
 
         def agree(communicator: Observed) -> Joined:

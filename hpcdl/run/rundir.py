@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +48,7 @@ from hpcdl.core.storage.files import read_bytes, read_toml, toml_text, write_byt
 from hpcdl.core.storage.lock import FILE_NAME as LOCK_NAME
 from hpcdl.core.storage.lock import writing
 from hpcdl.core.units import counted
+from hpcdl.run.code import digests
 
 Config = TypeVar("Config")
 CONFIG_FILE = "run.toml"
@@ -332,7 +332,7 @@ def facts_of(config: TrainConfig, data_checksum: str, run_dir: Path) -> dict[str
 
 
 def changed_code(run_dir: Path, config: TrainConfig, *, model: bool = True) -> list[str]:
-    """Return a warning for each file with preprocessing, or the `model`, that has changed since the run began."""
+    """Return a warning for each changed file of the preprocessing or the `model`, or one that these import."""
     begun = read(run_dir)[1].get(CODE)
     return [
         f"{path} has changed since this run began: its model or preprocessing may be another one now"
@@ -341,26 +341,27 @@ def changed_code(run_dir: Path, config: TrainConfig, *, model: bool = True) -> l
     ]
 
 
+def changed_script(run_dir: Path, script: str) -> list[str]:
+    """Return a warning for `script`, or a file that it imports, that has changed since the run's checkpoints began.
+
+    A script may have moved: files are known by their names.
+    """
+    begun = read_as(ScriptConfig, run_dir)[1].get(CODE)
+    if not isinstance(begun, dict):
+        return []
+    names = {Path(path).name for path in begun}
+    return [
+        f"{path} has changed since this run began: part of it ran with other code"
+        for path, digest in digests([script]).items()
+        if Path(path).name in names and digest not in begun.values()
+    ]
+
+
 def _code(config: TrainConfig, *, model: bool = True) -> dict[str, str]:
-    """Return the SHA-256 of the files of Python that the settings name, by their path or module as it was given."""
+    """Return the SHA-256 of the user's code, by the path or module that the settings name, or the path imported."""
     specs = [config.data.preprocess or "", *([config.model.model] if model else [])]
     named = {spec.rpartition(":")[0] for spec in specs}
     return digests(sorted(named))
-
-
-def digests(sources: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of those of `sources`, files or modules of Python, that there are."""
-    files = {source: _file_of(source) for source in sources}
-    return {path: hashlib.sha256(read_bytes(file)).hexdigest() for path, file in files.items() if file.is_file()}
-
-
-def _file_of(source: str) -> Path:
-    """Return the file of Python; a module's is searched without an import, which would run the user's code."""
-    if source.endswith(".py") or not all(part.isidentifier() for part in source.split(".")):
-        return Path(source).expanduser()
-    *folders, name = source.split(".")
-    found = (Path(entry, *folders, end) for entry in sys.path for end in (f"{name}.py", f"{name}/__init__.py"))
-    return next((path for path in found if path.is_file()), Path(source))
 
 
 def create(run_dir: Path, resolved: ResolvedConfig[Any], facts: Mapping[str, Any]) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from hpcdl.config.load import Layer, load
-from hpcdl.config.schema import TrainConfig
-from hpcdl.run.rundir import changed_code, create, discard, facts_of
+from hpcdl.config.schema import ScriptConfig, TrainConfig
+from hpcdl.run.code import digests
+from hpcdl.run.rundir import changed_code, changed_script, create, discard, facts_of
 
 OWN = ("run.toml", "record.json", "ranks/all.json", "trace/rank-0.trace", "trace/.rank-1.place.0123456789abcdef.tmp")
 
@@ -46,3 +47,51 @@ def test_a_resumed_run_warns_of_a_model_file_that_has_changed_since_its_beginnin
     (run_dir / "run.toml").write_text(text)
     assert "nets" not in sys.modules, "the user's code is not run to find it"
     assert changed_code(run_dir, resolved.config) == [], "a run of an earlier version has no digests"
+
+
+@pytest.mark.parametrize(
+    ("line", "helper"),
+    [
+        ("import helper", "helper.py"),
+        ("def build():\n    from lib.blocks import block", "lib/blocks.py"),
+        ("import lib.blocks as blocks", "lib/__init__.py"),
+        ("from . import blocks", "blocks.py"),
+        ("from .lib import blocks", "lib/blocks.py"),
+        ("import again", "lib/deep.py"),
+        ("import elsewhere", "../shared/elsewhere.py"),
+    ],
+)
+def test_code_includes_the_users_files_that_it_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, helper: str
+) -> None:
+    """A change of a helper beside the model would be as silent as one of the model itself."""
+    folder = tmp_path / "own"
+    monkeypatch.syspath_prepend(tmp_path / "shared")
+    for name in ("lib/__init__.py", "lib/blocks.py", "lib/deep.py", "helper.py", "blocks.py", "../shared/elsewhere.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("width = 8")
+    (folder / "again.py").write_text("import again, lib.deep, numpy, json, missing")
+    model = folder / "model.py"
+    model.write_text(f"{line}\nimport keras, os, hpcdl")
+    before = digests([str(model)])
+    assert not any("keras" in path or "hpcdl" in path.removeprefix(str(tmp_path)) for path in before)
+    (folder / helper).write_text("width = 9")
+    after = digests([str(model)])
+    changed = [path for path, digest in after.items() if before[path] != digest]
+    assert [Path(path).resolve() for path in changed] == [(folder / helper).resolve()]
+    model.write_text("def :")
+    assert [*digests([str(model)])] == [str(model)], "what is no Python imports nothing"
+
+
+def test_a_script_is_known_where_it_has_moved_and_its_helpers_too(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    for folder in (old, new):
+        folder.mkdir()
+        (folder / "train.py").write_text("import helper")
+        (folder / "helper.py").write_text("rate = 1")
+    resolved = load(ScriptConfig, [Layer(origin="flag", values={})])
+    create(tmp_path, resolved, {"script": "train.py", "code": digests([str(old / "train.py")])})
+    assert changed_script(tmp_path, str(new / "train.py")) == []
+    (new / "helper.py").write_text("rate = 2")
+    (warning,) = changed_script(tmp_path, str(new / "train.py"))
+    assert warning.startswith(f"{new / 'helper.py'} has changed since this run began")

@@ -37,6 +37,7 @@ def test_a_script_saves_at_a_signal_and_continues(session_hpcdl: CommandLine, tm
     assert said(stopped, "epoch") + said(ended, "epoch") == expected, "warmed up as if nothing had come between"
     record = record_of(tmp_path / "run")
     assert record["resumed_from_steps"] and record["steps"] == 12
+    assert f"{script} has changed since this run began: part of it ran with other code" in record["warnings"]
     assert record["strategy"] == "ring" and record["bytes_sent_per_step"] == 4 * (6 * 8 + 8 + 8 + 1)
     assert record["global_batch"] == 16 and record["images_per_second"] > 0 and record["counted"] == "samples"
 

@@ -104,6 +104,9 @@ def execute(
     run = ScriptRun(run_dir=run_dir, config=config, script=script, meter=StepMeter(config.run.warmup_steps), work=work)
     run.warnings += remarks
     run.warnings += injection.log_lines()
+    for text in rundir.changed_script(run_dir, script) if communicator.rank == 0 else []:
+        run.warnings.append(text)
+        watch.actions.log(f"warning: {text}")
     hosts = list(watch.hosts.values())
     group = ScriptGroup(communicator)
     folder = watch.folder if communicator.size > 1 else None

@@ -1,0 +1,71 @@
+"""The user's own code of a run: its files are found without running them, and known again by their digests."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from hpcdl.core.storage.files import read_bytes
+
+_LIBRARIES = ("site-packages", "dist-packages")
+
+
+def digests(sources: Iterable[str]) -> dict[str, str]:
+    """Return the SHA-256 of `sources`, files or modules of Python, and of the user's own files that these import."""
+    files = {source: file for source in sources if (file := _file_of(source)).is_file()}
+    found = list(files.values())
+    for file in found:  # grows by what each file imports
+        new = [path for path in _imported_by(file) if path not in found]
+        found += new
+        files |= {str(path): path for path in new}
+    return {source: hashlib.sha256(read_bytes(file)).hexdigest() for source, file in files.items()}
+
+
+def _file_of(source: str) -> Path:
+    """Return the file of Python; a module's is searched without an import, which would run the user's code."""
+    if source.endswith(".py") or not all(part.isidentifier() for part in source.split(".")):
+        return Path(source).expanduser()
+    *folders, name = source.split(".")
+    found = (Path(entry, *folders, end) for entry in sys.path for end in (f"{name}.py", f"{name}/__init__.py"))
+    return next((path for path in found if path.is_file()), Path(source))
+
+
+def _imported_by(file: Path) -> Iterator[Path]:
+    """Yield the files that `file` imports from its own folder, its package, or the user's folders on sys.path."""
+    try:
+        tree = ast.parse(read_bytes(file))
+    except (SyntaxError, ValueError, RecursionError, OSError):  # Python itself will say what is wrong
+        return
+    own = [Path(entry) for entry in sys.path if entry and not _is_library(Path(entry))]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [(0, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [(node.level, f"{node.module or ''}.{alias.name}".strip(".")) for alias in node.names]
+        else:
+            continue
+        for level, name in names:
+            above = [file.absolute().parent, *file.absolute().parents]
+            folders = above[level : level + 1] if level else [above[0], *own]
+            yield from _files_of(name.split("."), folders)
+
+
+def _files_of(parts: list[str], folders: Iterable[Path]) -> Iterator[Path]:
+    """Yield the files of a dotted name, packages first, in the first folder that has any."""
+    if parts[0] in sys.stdlib_module_names or parts[0] == "hpcdl":
+        return
+    for folder in folders:
+        bases = [folder.joinpath(*parts[:number]) for number in range(1, len(parts) + 1)]
+        paths = [path for base in bases for path in (base / "__init__.py", base.parent / f"{base.name}.py")]
+        if found := [path for path in paths if path.is_file()]:
+            yield from found
+            return
+
+
+def _is_library(folder: Path) -> bool:
+    """Return whether a folder holds installed packages, whose versions the record has."""
+    prefixes = (sys.prefix, sys.base_prefix)
+    return any(part in _LIBRARIES for part in folder.parts) or any(map(folder.is_relative_to, prefixes))

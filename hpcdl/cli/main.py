@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from hpcdl.cli.output import VERBOSE, command_in, put, say
-from hpcdl.core.errors import HpcdlError, Interrupted, UsageError, cause, shown, without_place
+from hpcdl.core.errors import PACKAGED, HpcdlError, Interrupted, UsageError, cause, shown, without_place
 from hpcdl.core.processes.streams import Printed, ignore, keep_interrupts, outlive, use_utf8
 
 _LEAVE_BADLY = {"tensorflow", "mpi4py.MPI"}
@@ -123,6 +123,8 @@ def _unexpected(error: Exception) -> int:
         commands = getattr(context.command, "commands", {}) if context and context.parent else {}  # those of a group
         if text.startswith("No such command") and "Did you mean" not in text and commands:
             text += f"; `{name}` has {', '.join(commands)}"
+        if name == "hpcdl run" and getattr(error, "option_name", None) == "-m":
+            text += f": {PACKAGED.format(module='PACKAGE.MODULE')}"
         say(f"hpcdl: {text}; see `{name} --help`")
         return 2
     if type(error).__name__ == "Abort":

@@ -33,6 +33,11 @@ from hpcdl.core.units import listed
 
 NOT_FINITE = "not-finite"
 """The kind of a failure that is likely to recur with the same seed and settings."""
+PACKAGED = (
+    "hpcdl run takes a file; put `import runpy; runpy.run_module('{module}', run_name='__main__')` into one beside the "
+    "package, and run that"
+)
+"""What to do with a script that is a part of a package."""
 LONGEST_SHOWN = 120
 MOST_NAMES = 40
 """Names that a message lists; of more it shows the nearest."""

@@ -231,6 +231,23 @@ hpcdl.barrier()
 
 
 @pytest.mark.mpi
+def test_a_part_of_a_package_is_run_by_the_file_that_the_refusal_names(
+    session_hpcdl: CommandLine, tmp_path: Path
+) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "words.py").write_text("text = 'came from the package'")
+    (package / "train.py").write_text("from .words import text\nif __name__ == '__main__':\n    print(text)")
+    asked = session_hpcdl(["run", "--ranks", "1", "-m", "package.train"])
+    assert asked.code == 2 and "run_module('PACKAGE.MODULE', run_name='__main__')` into one beside" in asked.err
+    refused = session_hpcdl(["run", "--ranks", "1", "--run-dir", tmp_path / "one", package / "train.py"])
+    assert refused.code == 1
+    (tmp_path / "main.py").write_text(refused.err.splitlines()[-1].split("`")[1])
+    ended = session_hpcdl(["run", "--ranks", "1", "--run-dir", tmp_path / "two", tmp_path / "main.py"])
+    assert (ended.code, ended.out) == (0, "came from the package\n")
+
+
 def test_a_file_that_all_ranks_write_is_named(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "writes.py").write_text(WRITES)
     finished = run(session_hpcdl, tmp_path, "--run-dir", tmp_path / "run", tmp_path / "writes.py")

@@ -17,7 +17,7 @@ from hpcdl.cluster.environment import placement
 from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.observed import Observed
 from hpcdl.config.schema import ScriptConfig
-from hpcdl.core.errors import HpcdlError, Interrupted, NotFiniteError, StoppedEarly, original
+from hpcdl.core.errors import PACKAGED, HpcdlError, Interrupted, NotFiniteError, StoppedEarly, original
 from hpcdl.core.processes.streams import caught
 from hpcdl.core.storage.lock import writing
 from hpcdl.faults.inject import Injection
@@ -150,6 +150,12 @@ def _execute(script: str, arguments: list[str]) -> str:
     return ""
 
 
+def _module_name(path: Path) -> str:
+    """Return the name of a file of Python in its package."""
+    package = [folder.name for folder in path.parents if (folder / "__init__.py").exists()] or [path.parent.name]
+    return ".".join([*reversed(package), path.stem])
+
+
 @contextlib.contextmanager
 def _in_users_words(script: str) -> Iterator[None]:
     """Replace an error in a `tf.function` by one with the script's own line and text. Add remedies to Python's."""
@@ -159,6 +165,10 @@ def _in_users_words(script: str) -> Iterator[None]:
         if str(error.name).partition(".")[0] == "horovod":
             check = shlex.join(["hpcdl", "run", "--from-horovod", script, "--check"])
             error.msg = f"{error.msg}: hpcdl takes its place; {check} lists the lines to change"
+        raise
+    except ImportError as error:
+        if str(error) == "attempted relative import with no known parent package":
+            error.msg = f"{error.msg}: {PACKAGED.format(module=_module_name(Path(script).resolve()))}"
         raise
     except EOFError as error:
         if error.args == ("EOF when reading a line",):  # Python's own words for input()

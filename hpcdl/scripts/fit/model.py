@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
 from hpcdl.scripts.collectives import tensors
+from hpcdl.scripts.fit.batch_losses import batch_losses_checked
 from hpcdl.scripts.fit.samples import note_samples
 from hpcdl.step.keras_internals import losses_weighed
 
@@ -234,6 +235,7 @@ def _sharing(model: Any, train_step: Callable[[Any], Any], group: ScriptGroup) -
         averages = getattr(model.optimizer, "averages_ranks", False)
         with (
             weighed_over_ranks(group) if averages else contextlib.nullcontext(),
+            batch_losses_checked(group) if averages else contextlib.nullcontext(),
             getattr(model.optimizer, "sharing_loss", contextlib.nullcontext)(),
         ):
             return train_step(data)

@@ -282,7 +282,7 @@ class GradientExchange:
         note_strategy(info.name)
         save_once()
         note_calls()
-        with tf.init_scope():
+        with outside_graphs():  # a function that is traced again refuses new variables
             self._samples = SamplesOfLoop()
 
     def state(self) -> dict[str, Array]:

@@ -17,7 +17,7 @@ import numpy
 import tensorflow as tf
 
 from hpcdl.scripts.process.session import warn_once
-from hpcdl.strategies.base.graph import call_python
+from hpcdl.strategies.base.graph import call_python, outside_graphs
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -50,7 +50,7 @@ class BatchLoss:
 
     def __init__(self, group: ScriptGroup, loss: Any) -> None:
         self._group, self._loss, self._done = group, loss, False
-        with tf.init_scope():
+        with outside_graphs():  # a function that is traced again refuses new variables
             self._on = tf.Variable(True, trainable=False, name="looks_at_loss")
 
     def trace(self, y_true: Any, y_pred: Any) -> None:

@@ -109,7 +109,9 @@ def _counted(most_bytes: int) -> Iterator[None]:
     """Refuse to build models of more than `most_bytes` inside: a short config can ask for any number of weights."""
     import keras
 
-    plain, total = keras.Variable.__init__, 0
+    # Keras 3.5 exports a subclass, of which no layer has any variable.
+    kind = keras.Variable.__mro__[1 if keras.Variable.__module__.endswith(".exports") else 0]
+    plain, total = kind.__init__, 0
 
     @functools.wraps(plain)
     def counting(self: Any, initializer: Any, shape: Any = None, dtype: Any = None, *more: Any, **named: Any) -> None:
@@ -121,15 +123,15 @@ def _counted(most_bytes: int) -> Iterator[None]:
             )
         plain(self, initializer, shape, dtype, *more, **named)
 
-    has_own_init = "__init__" in vars(keras.Variable)
-    keras.Variable.__init__ = counting
+    has_own_init = "__init__" in vars(kind)
+    kind.__init__ = counting
     try:
         yield
     finally:
         if has_own_init:
-            keras.Variable.__init__ = plain
+            kind.__init__ = plain
         else:
-            del keras.Variable.__init__  # it was inherited: assigning it would leave a copy in this class
+            del kind.__init__  # it was inherited: assigning it would leave a copy in this class
 
 
 def _bytes_of(dtype: Any) -> int:

@@ -19,7 +19,7 @@ from hpcdl.core.units import listed
 from hpcdl.scripts.fit.adapted import report_adapted
 from hpcdl.scripts.fit.variables import chosen_for
 from hpcdl.scripts.process.session import session
-from hpcdl.step.keras_internals import trained_by
+from hpcdl.step.keras_internals import VARIABLE, trained_by
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base.graph import outside_graphs
 from hpcdl.supervision.control import digest_of
@@ -83,7 +83,7 @@ def existing_alike(group: ScriptGroup, trained: Collection[str] | None = None, *
 
 def _held_by_models() -> set[str]:
     """Return the keys of all variables that Keras layers or tf.Modules hold."""
-    of_keras, modules = _living(keras.Variable, tf.Module)
+    of_keras, modules = _living(VARIABLE, tf.Module)
     variables = [variable for module in modules for variable in module.variables]
     return {unique(variable) for variable in [*(variable.value for variable in of_keras), *variables]}
 
@@ -95,7 +95,7 @@ def unique(variable: Any) -> str:
 
 def _listed(group: ScriptGroup) -> list[Any]:
     """Return the weights that have not been made equal yet, in the order of their creation."""
-    optimizers, of_keras, variables = _living(keras.optimizers.Optimizer, keras.Variable, tf.Variable)
+    optimizers, of_keras, variables = _living(keras.optimizers.Optimizer, VARIABLE, tf.Variable)
     trained_alone = {unique(variable.value) for optimizer in optimizers for variable in _trained_alone(optimizer)}
     chosen = {unique(variable.value) for variable in of_keras if chosen_for(variable) is not None}
     weights = {

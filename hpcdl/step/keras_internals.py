@@ -31,6 +31,8 @@ INTERNALS: dict[str, tuple[Any, str]] = {
     "all layers of a model": (keras.layers.Layer, "_flatten_layers"),
 }
 """The class and name of each internal, by its purpose."""
+VARIABLE: type[Any] = keras.Variable.__mro__[1 if keras.Variable.__module__.endswith(".exports") else 0]
+"""The class of all variables: Keras 3.5 exports a subclass of it, of which no layer has any."""
 REDUCTION = "keras.src.losses.loss.reduce_weighted_values"
 """The function that sums and divides a loss."""
 RESULTS, CLIP, UPDATE = "_get_metrics_result_or_logs", "_clip_gradients", "_backend_update_step"

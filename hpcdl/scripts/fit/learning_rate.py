@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
 from hpcdl.scripts.process.session import session, size
-from hpcdl.step.keras_internals import rate_variable
+from hpcdl.step.keras_internals import VARIABLE, rate_variable
 
 
 @dataclass(kw_only=True)
@@ -81,7 +81,7 @@ class LearningRate(keras.callbacks.Callback):
         """Agree on the largest number of steps per epoch: the rate must be the same on all ranks."""
         optimizer = self.model.optimizer
         inner = getattr(optimizer, "inner_optimizer", optimizer)
-        if hasattr(inner, "optimizers") or not isinstance(rate_variable(inner), keras.Variable):
+        if hasattr(inner, "optimizers") or not isinstance(rate_variable(inner), VARIABLE):
             raise UsageError(
                 f"{type(inner).__name__} has a schedule of its own, or optimizers of its own: no callback sets its "
                 "learning rate; give it a number, or leave hpcdl.learning_rate_warmup and learning_rate_schedule out"

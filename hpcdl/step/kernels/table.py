@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from hpcdl.core.errors import HpcdlError
 from hpcdl.step.keras_internals import (
+    VARIABLE,
     function_behind,
     is_training,
     layers_in,
@@ -198,7 +199,7 @@ def _replaced(kernel: Kernel, plain: Call) -> Call:
 def _outcome(call: Call, trial: SmallCase) -> list[Any]:
     """Return outputs, gradients and changed state of one call, as float64; restores the state."""
     before = [variable.numpy() for variable in trial.state]
-    sources = [tensor.value if isinstance(tensor, keras.Variable) else tensor for tensor in trial.watched]
+    sources = [tensor.value if isinstance(tensor, VARIABLE) else tensor for tensor in trial.watched]
     with tf.GradientTape() as tape:
         tape.watch([tensor for tensor in sources if tf.is_tensor(tensor)])
         outputs = call()

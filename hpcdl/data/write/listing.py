@@ -216,8 +216,7 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: boo
     `alone`: no other ranks share the cores. `asks`: question ambiguous names, which finished data has settled.
     """
     layout = request.config.layout
-    spec = _spec(request, work, workers=request.most_processes(alone=alone))
-    spec = dataclasses.replace(spec, asks=asks)
+    spec = dataclasses.replace(_spec(request, work, workers=request.most_processes(alone=alone)), asks=asks)
     fractions = parse_split(layout.split) if layout.split else None
     filters(layout.compression)  # raises if its package is missing
     source = open_source(spec)

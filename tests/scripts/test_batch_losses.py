@@ -50,6 +50,18 @@ for eager in (False, True):
 """
 
 
+def test_sparse_values_are_left_alone() -> None:
+    import keras
+    import tensorflow as tf
+
+    from hpcdl.comm.threads import alone
+    from hpcdl.scripts.fit.batch_losses import BatchLoss
+    from hpcdl.scripts.process.group import ScriptGroup
+
+    looks = BatchLoss(ScriptGroup(alone()), keras.losses.MeanSquaredError())
+    looks.trace(tf.sparse.from_dense([[1.0], [0.0]]), tf.constant([[1.0], [0.0]]))
+
+
 def test_losses_that_depend_on_the_number_of_ranks_are_named_once(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(LOSSES)
     ended = session_hpcdl(["run", "--ranks", "2", "--run-dir", tmp_path / "run", tmp_path / "script.py"])

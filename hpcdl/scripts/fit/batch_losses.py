@@ -56,7 +56,7 @@ class BatchLoss:
     def trace(self, y_true: Any, y_pred: Any) -> None:
         """Add what looks at a batch to the training step; it does nothing in later steps."""
         rows = [y_true, y_pred]
-        if self._done or not all(tf.is_tensor(one) and one.shape.rank for one in rows):
+        if self._done or not all(isinstance(values, tf.Tensor) and values.shape.rank for values in rows):
             return
         tf.cond(self._on, lambda: call_python(self.look, rows, tf.bool), lambda: tf.constant(True))
 

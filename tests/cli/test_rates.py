@@ -103,8 +103,8 @@ def test_a_benchmark_of_steps(counted: str, monkeypatch: pytest.MonkeyPatch) -> 
     result = StepResult(
         model="lenet", strategy="ring", ranks=2, workers=2, nodes=1, batch_size=8, step_seconds=0.1,
         compute_seconds=None, exposed_communication_seconds=None, efficiency=None, steps=1, images_per_second=160.0,
-        bucket_bytes=None, counted=counted, samples=[160.0], loss=2.3, bytes_sent_per_step=None,
-        peak_memory_bytes=1, warnings=[],
+        step_middle_half=(0.1, 0.1), compute_middle_half=(), distinguishable=None, bucket_bytes=None,
+        counted=counted, samples=[160.0], loss=2.3, bytes_sent_per_step=None, peak_memory_bytes=1, warnings=[],
     )  # fmt: skip
     monkeypatch.setattr("hpcdl.bench.step.run", lambda config: result)
     shown = CliRunner().invoke(app_for(), ["bench", "step", "--model", "lenet", "--batch-size", "8"])

@@ -102,6 +102,11 @@ class Trial:
     said: str
     load: float = 0.0
 
+    @property
+    def counts(self) -> bool:
+        """Whether the run says anything of its fault: one that ended well before the fault struck does not."""
+        return self.struck or bool(self.said)
+
 
 def nodes_here() -> int:
     """Return the number of nodes of this job; 1 outside of any job."""
@@ -177,7 +182,7 @@ def try_out(
     Writes the card after each case. Raises StoppedEarly after a signal: the interrupted run does not count.
     """
     trials, stop_signals = [*earlier], list[int]()
-    num_done = Counter((trial.strategy, trial.fault) for trial in earlier)
+    num_done = Counter((trial.strategy, trial.fault) for trial in earlier if trial.counts)
     waiting = [case for case in plan.cases() if case[2] >= num_done[case[:2]]]
     with writing(plan.out), caught(stop_signals.append):
         for strategy, fault, number in waiting:
@@ -221,7 +226,7 @@ def _try(strategy: str, fault: str, plan: Plan, run_dir: Path, stopping: Callabl
         struck=struck is not None,
         recover_s=None if struck is None or "@" not in FAULTS[fault] else _recovered_after(events, struck),
         steps_lost=0 if struck is None else _steps_lost(run_dir, struck["step"]),
-        said="" if exit_code == 0 else last_line,
+        said="" if exit_code == 0 else last_line or f"it ended with exit code {exit_code}",
         load=round(load, 1),
     )
 
@@ -274,7 +279,7 @@ def _steps_lost(run_dir: Path, struck_step: int) -> int:
 def summary(trials: Sequence[Trial], left_out: Sequence[Mapping[str, str]] = ()) -> dict[str, Any]:
     """Return the output of `--json`: for each fault and strategy how many runs survived, and the cost of survival.
 
-    A run that ended before its fault struck is no try: it says nothing of the fault.
+    A run that ended well before its fault struck is no try.
     `left_out` lists the combinations that were not tested.
     """
     groups: dict[tuple[str, str], list[Trial]] = {}
@@ -282,7 +287,7 @@ def summary(trials: Sequence[Trial], left_out: Sequence[Mapping[str, str]] = ())
         groups.setdefault((trial.fault, trial.strategy), []).append(trial)
     rows = []
     for (fault, strategy), members in groups.items():
-        num_unstruck = sum(not trial.struck for trial in members)
+        num_unstruck = sum(not trial.counts for trial in members)
         seconds = [trial.recover_s for trial in members if trial.survived and trial.recover_s is not None]
         rows.append(
             {

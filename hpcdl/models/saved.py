@@ -104,13 +104,18 @@ def check_saved(path: Path, known: Mapping[str, Any] | None = None, *, code: boo
     return num_bytes
 
 
+def variable_class() -> Any:
+    """Return the class of all variables of Keras: 3.5 exports a subclass of it, of which no layer has any."""
+    import keras
+
+    exported: Any = keras.Variable
+    return exported.__mro__[1] if exported.__module__.endswith(".exports") else exported
+
+
 @contextlib.contextmanager
 def _counted(most_bytes: int) -> Iterator[None]:
     """Refuse to build models of more than `most_bytes` inside: a short config can ask for any number of weights."""
-    import keras
-
-    # Keras 3.5 exports a subclass, of which no layer has any variable.
-    kind = keras.Variable.__mro__[1 if keras.Variable.__module__.endswith(".exports") else 0]
+    kind = variable_class()
     plain, total = kind.__init__, 0
 
     @functools.wraps(plain)

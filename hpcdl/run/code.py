@@ -5,22 +5,29 @@ from __future__ import annotations
 import ast
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from hpcdl.core.storage.files import read_bytes
 
 _LIBRARIES = ("site-packages", "dist-packages")
+_MOST_FILES = 300
+"""Most files that are read: what imports more holds a library, and takes long to look through at every start."""
 
 
 def digests(sources: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of `sources`, files or modules of Python, and of the user's own files that these import."""
+    """Return the SHA-256 of `sources`, files or modules of Python, and of the user's own files that these import.
+
+    Of many files those nearest to `sources`.
+    """
     files = {source: file for source in sources if (file := _file_of(source)).is_file()}
-    found = list(files.values())
-    for file in found:  # grows by what each file imports
-        new = [path for path in _imported_by(file) if path not in found]
-        found += new
-        files |= {str(path): path for path in new}
+    own = [Path(entry) for entry in sys.path if entry and not _is_library(Path(entry))]
+    known, waiting = {file.absolute() for file in files.values()}, [*files.values()]
+    for file in waiting:  # grows by what each file imports
+        new = [path for path in dict.fromkeys(_imported_by(file, own)) if path not in known]
+        waiting += new[: max(0, _MOST_FILES - len(waiting))]
+        known.update(new)
+    files |= {str(file): file for file in waiting[len(files) :]}
     return {source: hashlib.sha256(read_bytes(file)).hexdigest() for source, file in files.items()}
 
 
@@ -33,13 +40,12 @@ def _file_of(source: str) -> Path:
     return next((path for path in found if path.is_file()), Path(source))
 
 
-def _imported_by(file: Path) -> Iterator[Path]:
-    """Yield the files that `file` imports from its own folder, its package, or the user's folders on sys.path."""
+def _imported_by(file: Path, own: Sequence[Path]) -> Iterator[Path]:
+    """Yield the files that `file` imports from its own folder, its package, or `own` folders, absolute."""
     try:
         tree = ast.parse(read_bytes(file))
     except (SyntaxError, ValueError, RecursionError, OSError):  # Python itself will say what is wrong
         return
-    own = [Path(entry) for entry in sys.path if entry and not _is_library(Path(entry))]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [(0, alias.name) for alias in node.names]
@@ -66,6 +72,7 @@ def _files_of(parts: list[str], folders: Iterable[Path]) -> Iterator[Path]:
 
 
 def _is_library(folder: Path) -> bool:
-    """Return whether a folder holds installed packages, whose versions the record has."""
+    """Return whether a folder holds installed packages, such as those that a site's modules put on PYTHONPATH."""
     prefixes = (sys.prefix, sys.base_prefix)
-    return any(part in _LIBRARIES for part in folder.parts) or any(map(folder.is_relative_to, prefixes))
+    installed = any(part in _LIBRARIES for part in folder.parts) or any(map(folder.is_relative_to, prefixes))
+    return installed or any(folder.glob("*.dist-info"))

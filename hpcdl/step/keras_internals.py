@@ -16,6 +16,7 @@ from typing import Any
 import keras
 
 from hpcdl.core.errors import UsageError
+from hpcdl.models.saved import variable_class
 
 TESTED = ("3.5", "3.15")
 """The oldest and the newest Keras with these internals."""
@@ -31,8 +32,7 @@ INTERNALS: dict[str, tuple[Any, str]] = {
     "all layers of a model": (keras.layers.Layer, "_flatten_layers"),
 }
 """The class and name of each internal, by its purpose."""
-VARIABLE: type[Any] = keras.Variable.__mro__[1 if keras.Variable.__module__.endswith(".exports") else 0]
-"""The class of all variables: Keras 3.5 exports a subclass of it, of which no layer has any."""
+VARIABLE: type[Any] = variable_class()
 REDUCTION = "keras.src.losses.loss.reduce_weighted_values"
 """The function that sums and divides a loss."""
 RESULTS, CLIP, UPDATE = "_get_metrics_result_or_logs", "_clip_gradients", "_backend_update_step"

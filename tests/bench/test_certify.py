@@ -131,6 +131,28 @@ def test_a_run_that_its_fault_never_struck_is_no_try() -> None:
     assert (row["tries"], row["survived"], row["not_struck"]) == (0, 0, 1)
 
 
+def test_a_run_that_fails_before_its_fault_strikes_did_not_survive() -> None:
+    (row,) = summary([trial(struck=False, survived=False, recover_s=None, steps_lost=0, said="no MPI")])["faults"]
+    assert (row["tries"], row["survived"]) == (1, 0) and "not_struck" not in row
+
+
+def test_resume_repeats_a_run_that_its_fault_never_struck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run itself is left out: whether one is started is looked at."""
+    started: list[str] = []
+
+    def run(strategy: str, fault: str, *others: object) -> Trial:
+        started.append(fault)
+        return trial(fault=fault, strategy=strategy)
+
+    monkeypatch.setattr("hpcdl.bench.certify._try", run)
+    wanted = plan(out=tmp_path, strategies=["ring"], faults=["worker killed"], tries=1)
+    never = trial(struck=False, survived=False, recover_s=None, steps_lost=0)
+    for earlier, repeats in ((never, 1), (trial(), 0)):
+        started.clear()
+        assert len(try_out(wanted, [earlier], lambda text: None, lambda ended: None)) == 1 + repeats
+        assert len(started) == repeats
+
+
 def test_a_card_that_continued_elsewhere_names_every_machine_and_version(tmp_path: Path) -> None:
     for number, (machine, version) in enumerate([("first", "5.0.2"), ("second", "5.0.3"), ("first", "5.0.2")]):
         record = make_record(

@@ -83,6 +83,23 @@ def test_code_includes_the_users_files_that_it_imports(
     assert [*digests([str(model)])] == [str(model)], "what is no Python imports nothing"
 
 
+def test_a_folder_of_packages_is_no_code_of_the_user_and_a_large_program_costs_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Modules of a site put such folders on PYTHONPATH; all files of TensorFlow would take minutes at every start."""
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    (tmp_path / "packages" / "tool-1.0.dist-info").mkdir(parents=True)
+    (tmp_path / "packages" / "tool.py").write_text("")
+    model = tmp_path / "own" / "model.py"
+    model.parent.mkdir()
+    model.write_text("import tool, part0")
+    for number in range(400):
+        (model.parent / f"part{number}.py").write_text(f"import part{number + 1}, model")
+    found = [*digests([str(model)])]
+    assert found[0] == str(model) and Path(found[1]).name == "part0.py" and len(found) == 300
+    assert not any("tool" in Path(path).name for path in found)
+
+
 def test_a_script_is_known_where_it_has_moved_and_its_helpers_too(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     for folder in (old, new):

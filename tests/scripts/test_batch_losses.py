@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,8 +27,10 @@ SUM, OTHER = "adds up the samples of a batch", "is no mean over the samples of a
         (([1.0, 2.0], [1.0], [2.0]), 0.5, ""),
     ],
 )
-def test_a_loss_is_known_by_its_values_for_a_batch_and_its_halves(values: object, share: float, text: str) -> None:
-    said = verdict(*(np.asarray(value) for value in values), share=share)  # type: ignore[attr-defined]
+def test_a_loss_is_known_by_its_values_for_a_batch_and_its_halves(
+    values: tuple[Any, ...], share: float, text: str
+) -> None:
+    said = verdict(*(np.asarray(value) for value in values), share=share)
     assert said.startswith(text) and bool(said) == bool(text)
 
 

@@ -86,7 +86,8 @@ def _ended(trial: Trial) -> str:
     """Return one line for a completed trial, so that the result of each is visible during hours of trials."""
     lasted = "" if trial.recover_s is None else f", continued after {format_seconds(trial.recover_s)}"
     cost = f"{lasted}, {trial.steps_lost} steps lost" if trial.struck else ""
-    return f"{trial.strategy}, {trial.fault}: {f'survived{cost}' if trial.survived else 'did not survive'}"
+    how = f"survived{cost}" if trial.survived else "did not survive" if trial.counts else "never struck: no try"
+    return f"{trial.strategy}, {trial.fault}: {how}"
 
 
 def _show(document: Mapping[str, Any], trials: Sequence[Trial]) -> None:
@@ -97,6 +98,6 @@ def _show(document: Mapping[str, Any], trials: Sequence[Trial]) -> None:
         put(f"{row[0]:<26}  {row[1]:<14}  {row[2]:<9}  {row[3]:<15}  {row[4]}")
     for trial in trials:
         if not trial.survived:
-            say(f"{trial.strategy}, {trial.fault}: {trial.said or 'the fault never struck'}")
+            say(f"{trial.strategy}, {trial.fault}: {trial.said or 'the fault never struck; --resume tries it again'}")
     for line in lines_left_out(document):
         say(f"not tried: {line}")

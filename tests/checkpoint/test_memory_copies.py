@@ -139,15 +139,21 @@ def test_what_dead_runs_have_left_is_removed_and_what_live_ones_need_is_not(tmp_
 def test_a_guard_that_was_killed_ends_no_run(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     with guarded(tmp_path / "copies", run_dir):
-        (guard,) = [
-            int(path.name)
-            for path in Path("/proc").glob("[0-9]*")
-            if str(tmp_path / "copies").encode() in _command_line(path)
-        ]
+        # Popen returns when exec has closed its pipe; for a moment more the kernel shows an empty command line.
+        guard = next(filter(None, (_process_about(tmp_path / "copies") for _ in range(1000))))
         os.kill(guard, signal.SIGKILL)
         while b"State:\tZ" not in (Path("/proc") / str(guard) / "status").read_bytes():
             time.sleep(0.01)
     assert folder_of_copies(run_dir) is None
+
+
+def _process_about(folder: Path) -> int | None:
+    """Return the process whose command line names `folder`; None after a pause if there is none."""
+    for path in Path("/proc").glob("[0-9]*"):
+        if str(folder).encode() in _command_line(path):
+            return int(path.name)
+    time.sleep(0.01)
+    return None
 
 
 def _command_line(process: Path) -> bytes:

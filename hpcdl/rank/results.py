@@ -32,6 +32,7 @@ from hpcdl.core.records.run_record import (
 from hpcdl.core.statistics import Sample, mean_of_known
 from hpcdl.core.units import counted, format_list
 from hpcdl.node.accelerators import GpuUse
+from hpcdl.node.engine import slow_precision
 from hpcdl.run.journal import clock_was_set
 from hpcdl.run.plan import RunPlan
 from hpcdl.step.clock import Outcome
@@ -106,8 +107,8 @@ def _sharing(devices: Sequence[Any]) -> list[str]:
     ]
 
 
-def with_devices(record: RunRecord, workers: Communicator) -> RunRecord:
-    """Return `record` with the devices in use, and warnings for unusual ones; collective over the workers."""
+def with_devices(record: RunRecord, workers: Communicator, precision: str = "") -> RunRecord:
+    """Return `record` with the devices in use, and warnings for unusual or slow ones; collective over the workers."""
     devices = workers.allgather_json([workers.host, asdict(device_in_use())])
     warnings = [f"rank {rank}: {device['warning']}" for rank, (_, device) in enumerate(devices) if device["warning"]]
     warnings += _sharing(devices)
@@ -115,6 +116,8 @@ def with_devices(record: RunRecord, workers: Communicator) -> RunRecord:
     accelerators = dict(Counter(name for name in names if name))
     if accelerators and "" in names:
         warnings.append(f"{names.count('')} of {len(names)} workers compute on CPUs, the others on GPUs")
+    if "" in names and (slow := slow_precision(precision)):
+        warnings.append(slow)
     return replace(record, accelerators=accelerators, warnings=[*record.warnings, *warnings])
 
 

@@ -132,7 +132,7 @@ def _run_worker(
     kernels = use_chosen_kernels(model, choice, xla=run_plan.info.features.keras_optimizer)
     record = dataclasses.replace(record, fast_kernels=kernels.names, warnings=[*record.warnings, *kernels.warnings])
     results.refuse_shared_devices(run_plan.info, group)
-    record = results.with_devices(record, group)
+    record = results.with_devices(record, group, config.model.precision)
     if config.model.init_weights is not None:
         journal.write("message", text=state.load_weights(model, config.model.init_weights))
     doubts = model_doubts(model, config.model.model, [*_losses(config, run_plan.dataset).values()])

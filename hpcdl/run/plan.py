@@ -316,6 +316,12 @@ def check_changes(config: DataConfig, dataset: Dataset) -> None:
     if not dataset.pictures and (config.flip or config.crop_padding or config.random_resized_crop):
         flags = "--flip, --crop-padding and --random-resized-crop"
         raise UsageError(f"{flags} are for images with a class; {config.data} has named fields: use --preprocess")
+    if config.crop_padding and config.crop_padding >= min(dataset.sample_shape[:2]):
+        height, width = dataset.sample_shape[:2]
+        raise UsageError(
+            f"--crop-padding {config.crop_padding}: a window could hold nothing of an image of {height}x{width}; "
+            f"give less than {min(height, width)}, such as 4"
+        )
 
 
 _SAVED_MODELS = {".keras": b"PK", ".h5": b"\x89HDF", ".hdf5": b"\x89HDF"}

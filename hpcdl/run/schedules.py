@@ -34,11 +34,13 @@ class Schedule:
         phrases = [f"learning rate {self.peak:g}"]
         if self.config.base_batch:
             phrases.append(f"(= {self.config.learning_rate:g} scaled linearly from batch {self.config.base_batch})")
+        text = " ".join(phrases)
         if self.warmup_steps:
-            phrases.append(f"after {self.warmup_steps} warm-up steps")
-        if self.config.schedule != "constant":
-            phrases.append(f"{self.config.schedule} decay")
-        return " ".join(phrases)
+            text += f" after {self.warmup_steps} warm-up steps"
+            asked = round(self.config.warmup_epochs * self.steps_per_epoch)
+            if asked > self.warmup_steps:
+                text += f" (the whole run: --warmup-epochs {self.config.warmup_epochs:g} would be {asked:,})"
+        return text if self.config.schedule == "constant" else f"{text}, {self.config.schedule} decay"
 
 
 def build_schedule(config: OptimizerConfig, *, global_batch: int, num_steps: int, steps_per_epoch: int) -> Schedule:

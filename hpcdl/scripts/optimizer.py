@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
 from hpcdl.models.saved import check_saved
+from hpcdl.node.engine import slow_precision
 from hpcdl.scripts.callbacks import follow_fits
 from hpcdl.scripts.collectives.arrays import unconverted
 from hpcdl.scripts.collectives.primitives import ProcessSet, group_of
@@ -43,6 +44,7 @@ from hpcdl.scripts.process.session import warn_once
 from hpcdl.scripts.process.undistributed import note_distributed
 from hpcdl.step.keras_internals import CLIP, UPDATE, accumulators_of, trained_by
 from hpcdl.strategies.base.graph import call_python
+from hpcdl.supervision.runtime import device_in_use
 
 _OLD_KERAS = ("tf_keras.", "tensorflow.python.keras.", "keras.src.legacy.optimizers")
 """Prefixes of the modules that hold the optimizers of Keras 2."""
@@ -102,10 +104,17 @@ def DistributedOptimizer(  # noqa: N802  as Keras names
     use_kernels_of_launch()
     note_distributed()
     _begin_alike(chosen, group)
+    _warn_if_slow(group)
     if moves_own_weights(info):
         return _with_own_weights(chosen, settings, group, backward_passes_per_step)
     factor = _accumulate(chosen, backward_passes_per_step, average_aggregated_gradients)
     return _combining(chosen, settings, group, factor)
+
+
+def _warn_if_slow(group: ScriptGroup) -> None:
+    slow = slow_precision(keras.mixed_precision.global_policy().name)
+    if slow and not device_in_use().name:
+        warn_once(group, "slow precision", slow)
 
 
 def _combining(chosen: Any, settings: ExchangeSettings, group: ScriptGroup, factor: float) -> Any:

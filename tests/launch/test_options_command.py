@@ -80,8 +80,10 @@ def test_half_precision_scales_the_loss_alike_on_all_ranks(
                  "--divergence-check-steps", "10", "--checkpoint-every", "0.1s", "--run-dir", run_dir]  # fmt: skip
     finished = session_hpcdl(arguments)
     assert finished.code == 0, finished.err
-    first, second = (point["loss"] for point in record_of(run_dir)["history"])
+    record = record_of(run_dir)
+    first, second = (point["loss"] for point in record["history"])
     assert second < first
+    assert any("mixed_float16 is for GPUs" in warning for warning in record["warnings"]), "slow without a word"
     assert {weight.dtype for weight in weights_in(run_dir / "model.keras")} == {numpy.dtype("float32")}
     newest = sorted((run_dir / "checkpoints").iterdir())[-1]
     with numpy.load(newest / "shared.npz") as arrays:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.node import engine
-from hpcdl.node.engine import find_engine, needed_libraries
+from hpcdl.node.engine import find_engine, needed_libraries, slow_precision
 
 
 def test_the_installed_build_is_recognised_without_importing_it() -> None:
@@ -118,3 +118,8 @@ def test_processors_that_multiply_bfloat16(flags: str, name: str, tmp_path: Path
     info = tmp_path / "cpuinfo"
     info.write_text(f"flags : {flags}\n")
     assert find_engine(info).bfloat16 == name
+    doubt = slow_precision("mixed_bfloat16", info)
+    assert doubt == ("" if name else "mixed_bfloat16: this processor has no instructions for bfloat16, so float32 is "
+                     "several times faster")  # fmt: skip
+    assert slow_precision("mixed_bfloat16", tmp_path / "of ARM") == "" == slow_precision("float32", info)
+    assert "mixed_float16 is for GPUs" in slow_precision("mixed_float16", info)

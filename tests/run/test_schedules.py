@@ -1,5 +1,7 @@
 """Schedules against independent numpy formulas from their papers."""
 
+import dataclasses
+
 import numpy
 import pytest
 
@@ -54,5 +56,10 @@ def test_a_schedule_says_what_it_does() -> None:
     config = OptimizerConfig(learning_rate=0.1, base_batch=128, warmup_epochs=1.0, schedule="cosine")
     schedule = build_schedule(config, global_batch=256, num_steps=STEPS, steps_per_epoch=PER_EPOCH)
     assert schedule.describe() == (
-        "learning rate 0.2 (= 0.1 scaled linearly from batch 128) after 10 warm-up steps cosine decay"
+        "learning rate 0.2 (= 0.1 scaled linearly from batch 128) after 10 warm-up steps, cosine decay"
+    )
+    longer = dataclasses.replace(config, base_batch=None, warmup_epochs=50.0, schedule="constant")
+    schedule = build_schedule(longer, global_batch=256, num_steps=STEPS, steps_per_epoch=PER_EPOCH)
+    assert schedule.describe() == (
+        f"learning rate 0.1 after {STEPS} warm-up steps (the whole run: --warmup-epochs 50 would be {50 * PER_EPOCH:,})"
     )

@@ -209,3 +209,5 @@ def test_what_can_be_seen_before_a_run_starts(session_hpcdl: CommandLine, shards
         assert finished.code == 2 and word in finished.err and finished.err.count("\n") == 1, finished.err
     finished = session_hpcdl([*line, "--random-resized-crop", "0.1", "--crop-padding", "2"])
     assert finished.code == 2 and "give one of them" in finished.err
+    finished = session_hpcdl([*line, "--crop-padding", "28"])
+    assert finished.code == 2 and "nothing of an image of 28x28; give less than 28" in finished.err

@@ -156,6 +156,14 @@ def test_ibrun_and_what_it_cannot_do(tmp_path: Path) -> None:
         load_launcher("ibrun").line(PLAN, ["x"], mpi=False, environment=environment)
 
 
+def test_a_warning_of_slurm_does_not_kill_a_rank_that_is_starting(tmp_path: Path) -> None:
+    warned = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGUSR1); print('alive')"]
+    environment = with_programs(tmp_path, "srun")
+    line, _ = load_launcher("slurm").line(PLAN, warned, mpi=False, environment=environment)
+    of_rank = line[next(index for index, word in enumerate(line) if index and not word.startswith("-")) :]
+    assert subprocess.run(of_rank, capture_output=True, text=True, check=False).stdout == "alive\n"
+
+
 def test_the_first_casualty_is_the_one_that_srun_names_first() -> None:
     log = (
         "srun: cluster configuration lacks support for cpu binding\nsrun: error: node3: task 2: Killed\n"

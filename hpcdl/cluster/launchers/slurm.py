@@ -32,6 +32,12 @@ _LOST_NODE = re.compile(
 )
 _GONE = re.compile(r"down|fail|\S+\*$")
 _ASK_S = 20.0
+_DEAF = ("/bin/sh", "-c", 'trap "" USR1; exec "$@"', "rank")
+"""Starts a rank that ignores the warning before the time limit until Python catches it.
+
+Slurm sends the warning to the ranks, up to a minute early, and it would kill those that are still importing. They also
+know the time from HPCDL_STOP_AT.
+"""
 
 
 def srun_mpi(flavour: str, environment: Mapping[str, str]) -> str:
@@ -105,7 +111,7 @@ class Slurm(Launcher):
         ]
         # The earlier step never ends on a node that is gone, and Slurm counts its cores on all nodes as busy.
         beside = {"SLURM_OVERLAP": "1"} if LEFT_OUT_VARIABLE in environment else {}
-        return [*arguments, *command], {**environment_for(flavour), **beside}
+        return [*arguments, *_DEAF, *command], {**environment_for(flavour), **beside}
 
     def first_casualty(self, log: str) -> Casualty | None:
         """Return a node that went down, which ends all other tasks too; else the first task that srun reports."""

@@ -10,7 +10,7 @@ import resource
 import statistics
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ from hpcdl.core.records.run_record import (
     read_record,
 )
 from hpcdl.core.statistics import Sample, mean_of_known
-from hpcdl.core.units import counted, format_list
+from hpcdl.core.units import counted, format_list, parse_list
+from hpcdl.models.table import EMULATED
 from hpcdl.node.accelerators import GpuUse
 from hpcdl.node.engine import slow_precision
 from hpcdl.run.journal import clock_was_set
@@ -181,7 +182,7 @@ def finished_record(
         bucket_seconds=outcome.bucket_seconds,
         period=workers[0].details.get("period", {}).get("steps"),
         background=summed([rank.background for rank in workers]),
-        warnings=[*record.warnings, *outcome.warnings, *warnings, *warnings_of_clocks(ranks)],
+        warnings=[*record.warnings, *outcome.warnings, *warnings, *warnings_of_nodes(ranks, record.model)],
     )
 
 
@@ -255,10 +256,27 @@ def clock_set_s() -> float:
     return round(set_by_s, 3) if abs(set_by_s) > NOTICED_S else 0.0
 
 
-def warnings_of_clocks(ranks: Sequence[RankRecord]) -> list[str]:
-    """Return a line for each host whose clock was set."""
+def warnings_of_nodes(ranks: Sequence[RankRecord], model: str = "") -> list[str]:
+    """Return a line for each host whose clock was set, and one if workers that compute had to share processors."""
     by_host = {rank.host: rank.clock_set_s for rank in ranks if rank.clock_set_s}
-    return [clock_was_set(host, seconds) for host, seconds in by_host.items()]
+    lines = [clock_was_set(host, seconds) for host, seconds in by_host.items()]
+    return lines if model.startswith(EMULATED) else [*lines, *_crowded(ranks)]
+
+
+def _crowded(ranks: Sequence[RankRecord]) -> Iterable[str]:
+    workers: dict[str, list[tuple[int, ...]]] = {}
+    for rank in ranks:
+        if rank.role == "worker":
+            workers.setdefault(rank.host, []).append(parse_list(rank.processors))
+    counts = {host: (len(lists), len(set(itertools.chain(*lists)))) for host, lists in workers.items()}
+    crowded = {host: (count, cpus) for host, (count, cpus) in counts.items() if count > cpus > 0}
+    if crowded:
+        host, (count, cpus) = next(iter(crowded.items()))
+        others = f", and so on {counted(len(crowded) - 1, 'other node')}" if len(crowded) > 1 else ""
+        yield (
+            f"{count} workers share {counted(cpus, 'processor')} of {host}{others}: they slow each other down, so "
+            "these times show no scaling"
+        )
 
 
 def _throughput(workers: Sequence[RankRecord], run_plan: RunPlan) -> float | None:

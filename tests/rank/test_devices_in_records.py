@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from hpcdl.core.errors import UsageError
-from hpcdl.core.records.run_record import RunRecord
-from hpcdl.rank.results import refuse_shared_devices, with_devices
+from hpcdl.core.records.run_record import RankRecord, RunRecord
+from hpcdl.rank.results import refuse_shared_devices, warnings_of_nodes, with_devices
 from hpcdl.strategies.table import STRATEGIES
 from tests.conftest import CommandLine
 
@@ -83,3 +83,22 @@ def test_a_device_that_tensorflow_does_not_see_is_a_warning(run_hpcdl: CommandLi
         )
         assert any(warning.startswith(reported) for warning in warnings), warnings
     assert "TensorFlow sees no GPU" in finished.out + finished.err
+
+
+@pytest.mark.parametrize(
+    ("cpus", "model", "line"),
+    [
+        (["0", "0"], "", "2 workers share 1 processor of vm: they slow each other down"),
+        (["0-1", "0-1", "0-1"], "lenet", "3 workers share 2 processors of vm: they slow"),
+        (["0-1", "0-1", "0-1"], "emulated:lenet:1s", None),
+        (["0", "1"], "lenet", None),
+        (["0-3", "0-3"], "lenet", None),
+        (["", ""], "lenet", None),
+    ],
+)
+def test_workers_that_outnumber_their_processors_are_reported(cpus: list[str], model: str, line: str | None) -> None:
+    """Their times would show bad scaling that no larger machine has. A server, which waits, does not count."""
+    ranks = [RankRecord(rank=rank, host="vm", role="worker", processors=held) for rank, held in enumerate(cpus)]
+    ranks.append(RankRecord(rank=len(cpus), host="vm", role="server", processors="0"))
+    lines = warnings_of_nodes(ranks, model)
+    assert len(lines) == (line is not None) and all(text.startswith(line or "") for text in lines)

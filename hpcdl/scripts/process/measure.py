@@ -215,7 +215,7 @@ class ScriptRun:
             warnings=[
                 *started.warnings,
                 *self.warnings,
-                *results.warnings_of_clocks(ranks),
+                *results.warnings_of_nodes(ranks),
                 *([few] if rate and not meter.is_warm else []),
             ],
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hpcdl.core.errors import CorruptError, UnknownNameError, UsageError
 from hpcdl.core.records.run_record import read_record
+from hpcdl.core.units import counted
 from hpcdl.report.runs.findings import HostNetwork, SlowRank, TracedRun
 from hpcdl.strategies.table import find_strategy
 from hpcdl.trace.findings import Findings, findings
@@ -16,6 +17,8 @@ from hpcdl.trace.network import HostTraffic
 from hpcdl.trace.recorder import FOLDER
 from hpcdl.trace.steps import Merged, Steps, merge, read_run, readiness, steps_of
 
+FEW_STEPS = 5
+"""With fewer steps, which rank waited for which is mostly chance."""
 MOST_TRACES = 12
 """Most traces per report, since each is read as a whole."""
 
@@ -23,18 +26,24 @@ MOST_TRACES = 12
 def look_into(run_dir: Path, log: Callable[[str], None]) -> tuple[Merged, Steps, Findings]:
     """Return a run's trace, its steps and findings. Raises UsageError if there is none, CorruptError if damaged."""
     merged = merge(read_run(run_dir))
-    synchronous, first, link = True, 0, None
+    synchronous, first, link, workers = True, 0, None, 0
     try:
         record = read_record(run_dir)
         # A trace is that of the last start, whose first steps warmed up again.
         first = record.warmup_steps + max(record.resumed_from_steps, default=0)
-        link = record.link_bytes_per_second
+        link, workers = record.link_bytes_per_second, record.workers
         synchronous = record.inference is None and find_strategy(record.strategy).features.synchronous
     except CorruptError as error:
         log(f"{error}: taken for a run whose ranks step together")
     except UnknownNameError:  # a script's run: its ranks step together
         pass
     steps = steps_of(merged, synchronous=synchronous, first=first)
+    if steps.numbers[-1] < first:
+        log(f"{run_dir}: all traced steps are warm-up, so these times are not those of training; run more steps")
+    elif len(steps.numbers) < FEW_STEPS:
+        log(f"{run_dir}: only {counted(len(steps.numbers), 'step')} after the warm-up: slow ranks may be chance")
+    if synchronous and (traced := len(steps.ranks)) < workers:
+        log(f"{run_dir}: traces of {traced} of {workers} workers; waiting for the others counts as communication")
     return merged, steps, findings(merged, steps, link)
 
 

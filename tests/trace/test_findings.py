@@ -6,6 +6,7 @@ import json
 import resource
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -14,6 +15,8 @@ import pytest
 from hpcdl.comm.observed import BACKWARD, FORWARD, LAYER_UPDATE
 from hpcdl.core.errors import UsageError
 from hpcdl.core.records.run_record import PARTS as RECORD_PARTS
+from hpcdl.core.records.run_record import RunRecord, write_record
+from hpcdl.launch import traced
 from hpcdl.trace import counters
 from hpcdl.trace.file import COUNTER
 from hpcdl.trace.findings import findings
@@ -420,3 +423,31 @@ def test_eight_ranks_and_ten_thousand_steps_are_quick_and_small() -> None:
     assert found.steps == 10_000 and "<svg" in drawn
     assert time.process_time() - before_s < patience(5.0)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "workers", "said"),
+    [
+        (3, 2, "all traced steps are warm-up"),
+        (6, 2, "only 3 steps after the warm-up"),
+        (20, 8, "traces of 2 of 8 workers; waiting for the others counts as communication"),
+        (20, 2, ""),
+    ],
+)
+def test_what_a_trace_cannot_show_is_said(
+    num_steps: int, workers: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merged, _ = synchronous(numpy.full((2, num_steps), 0.01), numpy.full((2, num_steps), 0.1))
+    monkeypatch.setattr(traced, "read_run", lambda _: [])
+    monkeypatch.setattr(traced, "merge", lambda _: merged)
+    facts: dict[str, Any] = {
+        "ranks": workers,
+        "workers": workers,
+        "batch_per_rank": 1,
+        "global_batch": workers,
+        "warmup_steps": 3,
+    }
+    write_record(tmp_path, RunRecord(strategy="ring", model="lenet", data="d", **facts))
+    lines: list[str] = []
+    traced.look_into(tmp_path, lines.append)
+    assert len(lines) == bool(said) and all(said in line for line in lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -39,11 +40,11 @@ def look_into(run_dir: Path, log: Callable[[str], None]) -> tuple[Merged, Steps,
         pass
     steps = steps_of(merged, synchronous=synchronous, first=first)
     if steps.numbers[-1] < first:
-        log(f"{run_dir}: all traced steps are warm-up, so these times are not those of training; run more steps")
+        log("all traced steps are warm-up, so its times are not those of training; run more steps")
     elif len(steps.numbers) < FEW_STEPS:
-        log(f"{run_dir}: only {counted(len(steps.numbers), 'step')} after the warm-up: slow ranks may be chance")
+        log(f"only {counted(len(steps.numbers), 'step')} after the warm-up: slow ranks may be chance")
     if synchronous and (traced := len(steps.ranks)) < workers:
-        log(f"{run_dir}: traces of {traced} of {workers} workers; waiting for the others counts as communication")
+        log(f"traces of {traced} of {workers} workers; waiting for the others counts as communication")
     return merged, steps, findings(merged, steps, link)
 
 
@@ -52,13 +53,15 @@ def traced_runs(run_dirs: Sequence[tuple[str, Path]], log: Callable[[str], None]
     runs = [(name, run_dir) for name, run_dir in run_dirs if os.path.isdir(f"{run_dir}{os.sep}{FOLDER}")]  # noqa: PTH112  thousands
     if len(runs) > MOST_TRACES:
         log(f"{len(runs)} runs are traced; the report looks into the first {MOST_TRACES} (hpcdl trace RUN for others)")
-    traced = []
+    traced, remarks = [], list[str]()
     for name, run_dir in runs[:MOST_TRACES]:
         try:
-            merged, steps, found_in = look_into(run_dir, log)
+            merged, steps, found_in = look_into(run_dir, remarks.append)
             traced.append(dataclasses.replace(summary_of(name, found_in), ready=readiness(merged, steps)))
         except (CorruptError, UsageError) as error:
             log(f"trace of {name} left out: {error}")
+    for text, times in Counter(remarks).items():
+        log(f"{text} ({counted(times, 'traced run')})")
     return traced
 
 

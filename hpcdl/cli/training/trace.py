@@ -45,7 +45,10 @@ def trace(runs: Runs, html: Html = None, to: To = None, as_json: JsonFlag = Fals
         check_output(target)
     documents = []
     for run in runs:
-        merged, steps, findings = look_into(run, say)
+        remarks: list[str] = []
+        merged, steps, findings = look_into(run, remarks.append)
+        for text in remarks:
+            say(f"{run}: {text}")
         documents.append(findings.as_json())
         if html is not None:
             write_output(html, page(run.absolute().name, merged, steps, findings))

@@ -118,13 +118,21 @@ def read_state(folder: Path) -> StudyState:
 
 
 def _resumed_state(folder: Path, study: Study, plan: StudyRuns) -> StudyState:
-    """Return the state to continue with. Raises UsageError if `folder` holds another study: settings would mix."""
+    """Return the state to continue with; more repeats come after the earlier runs.
+
+    Raises UsageError if `folder` holds another study: settings would mix.
+    """
     state = read_state(folder)
-    if state.digest != digest_of(study, plan):
+    known, added = plan.runs[: len(state.runs)], plan.runs[len(state.runs) :]
+    if state.digest != digest_of(study, dataclasses.replace(plan, runs=known)):
         raise UsageError(
-            f"{folder} holds runs of a study with another matrix or other settings ({state.origin}); "
+            f"{folder} holds runs of a study with another matrix, other settings or more repeats ({state.origin}); "
             "choose another --out DIR, or give the earlier study"
         )
+    if added and study.choice:  # the tries had seeds that the new repeats would have
+        raise UsageError(f"{folder}: a study with [choose] keeps its {FILE_NAME}'s repeats; choose another --out DIR")
+    more = [RunState(name=run.name, point=run.point.number, repeat=run.repeat) for run in added]
+    state = dataclasses.replace(state, digest=digest_of(study, plan), runs=[*state.runs, *more])
     records = []
     for run in plan.runs:
         if state.run(run.name).status != "finished":

@@ -270,6 +270,16 @@ def test_another_study_in_the_folder_is_refused(tmp_path: Path) -> None:
     assert len(told(tmp_path / "fake")) == 1
 
 
+def test_resume_adds_repeats_and_keeps_the_earlier_runs(tmp_path: Path) -> None:
+    allocation, folder = behave(tmp_path / "fake"), tmp_path / "study"
+    sweep(folder, allocation, *small_study(workers="1,2", repeats=1))
+    state = sweep(folder, allocation, *small_study(workers="1,2", repeats=3), resume=True)
+    assert state.count("finished") == 6 and len(told(tmp_path / "fake")) == 6
+    assert read_record(folder / "runs" / state.runs[-1].name).repeat == 3
+    with pytest.raises(UsageError, match="more repeats"):
+        sweep(folder, allocation, *small_study(workers="1,2", repeats=2), resume=True)
+
+
 def test_a_sweep_begins_in_what_a_call_without_room_for_its_first_file_left(tmp_path: Path) -> None:
     study, plan = small_study(workers="1", repeats=1)
     for name in ("runs", "logs", "failed"):

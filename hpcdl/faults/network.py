@@ -279,22 +279,26 @@ def shape(bytes_per_s: float) -> str:
     if tc is None or not device or any(INFINIBAND.glob("*")):  # verbs bypass the kernel's queues
         return ""
     # Handle 0: is the kernel's default; any other queue was set up by somebody.
-    if any(" 0: " not in line for line in _output_of(tc, "qdisc", "show", "dev", device).splitlines()):
+    code, shown = _answer_of(tc, "qdisc", "show", "dev", device)
+    if code is None or any(" 0: " not in line for line in shown.splitlines()):
         return ""
     burst = max(_LEAST_BURST, int(bytes_per_s * _BURST_S))
     bucket = ("tbf", "rate", f"{bytes_per_s * 8:.0f}bit", "burst", f"{burst}b", "latency", "400ms")
     line = [sys.executable, "-P", "-S", "-c", _AWAY, str(os.getpid()), tc, "qdisc", "del", "dev", device, "root"]
-    made = subprocess.run([tc, "qdisc", "add", "dev", device, "root", *bucket], capture_output=True, check=False)
-    if made.returncode:
-        return ""
-    # A session of its own: what ends the ranks' process group must not leave the link slow.
-    subprocess.Popen(line, stdin=subprocess.DEVNULL, start_new_session=True)
-    return f"by tc on {device}"
+    code, _ = _answer_of(tc, "qdisc", "add", "dev", device, "root", *bucket)
+    if code in (0, None):  # without an answer it may be there, too
+        # A session of its own: what ends the ranks' process group must not leave the link slow.
+        subprocess.Popen(line, stdin=subprocess.DEVNULL, start_new_session=True)
+    return f"by tc on {device}" if code == 0 else ""
 
 
-def _output_of(*line: str) -> str:
-    finished = subprocess.run(line, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    return finished.stdout
+def _answer_of(*line: str) -> tuple[int | None, str]:
+    """Return exit status and output of a program; no status if it does not end in time."""
+    try:
+        finished = subprocess.run(line, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return None, ""
+    return finished.returncode, finished.stdout
 
 
 def _only_device() -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -14,6 +16,7 @@ from hpcdl.collectives.slices import Workspace
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.comm.observed import Observed, observe
 from hpcdl.comm.threads import ThreadCommunicator, run
+from hpcdl.faults import network
 from hpcdl.faults.network import Impaired, Impairment
 
 HELD_S = 0.3
@@ -131,3 +134,18 @@ def test_every_all_reduce_gives_the_same_sums(name: str) -> None:
         return values.tobytes()
 
     assert len({*impaired(body, 3)}) == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what undoes it ends later
+@pytest.mark.parametrize("hangs_at", ["show", "add"])
+def test_a_tc_that_hangs_leaves_the_slow_link_to_hpcdl(
+    hangs_at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tc").write_text(f"#!/bin/sh\n[ $2 = {hangs_at} ] && exec sleep 60\ntrue\n")
+    (tmp_path / "tc").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(network, "INFINIBAND", tmp_path / "none")
+    monkeypatch.setattr(network, "_only_device", lambda: "eth0")
+    monkeypatch.setattr(network, "_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(network, "_AWAY", "")
+    assert network.shape(1e6) == ""

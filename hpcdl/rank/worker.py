@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -194,10 +194,23 @@ def _to_the_end(trainer: Trainer, communicator: Observed, record: RunRecord, run
     if leads:
         parts.saver.check_weights()  # before any file changes: an older model is better than one of NaN
         outcome.warnings += _save_finished(model, run_dir)
+        for text in _chosen_allreduces(rank_record.details.get("allreduces", {}), run_plan):
+            parts.journal.write("message", text=text)
         kernels = names_used() if outcome.clock.num_steps else record.fast_kernels
         record = dataclasses.replace(record, fast_kernels=kernels, warnings=parts.injection.settled(record.warnings))
         write_record(run_dir, results.finished_record(record, run_plan, outcome, ranks, _parameters(model)))
     return communicator
+
+
+def _chosen_allreduces(names: Mapping[str, str], run_plan: RunPlan) -> Iterable[str]:
+    """Yield a line that names what `auto` chose, by size of the buckets."""
+    if names:
+        by_name = [
+            f"{name} for {', '.join(size for size in names if names[size] == name)}"
+            for name in dict.fromkeys(names.values())
+        ]
+        timed = "" if run_plan.config.run.deterministic else "; of equally fast ones another run may take another"
+        yield f"{run_plan.info.name} took {', '.join(by_name)}{timed}"
 
 
 def _kept(

@@ -1,8 +1,9 @@
-"""The last files of a run on a disk without space."""
+"""The end of a run: its last files on a disk without space, and its last lines."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,3 +52,15 @@ def test_a_model_that_could_not_be_written_leaves_nothing(tmp_path: Path) -> Non
     with pytest.raises(OSError, match="No space left"):
         save_model(Half(), tmp_path / "model.keras")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("deterministic", "end"), [(True, "1 MiB"), (False, "another run may take another")])
+def test_what_auto_chose_is_named_by_size(deterministic: bool, end: str) -> None:
+    from hpcdl.rank import worker
+
+    run = SimpleNamespace(deterministic=deterministic)
+    plan: Any = SimpleNamespace(config=SimpleNamespace(run=run), info=SimpleNamespace(name="auto"))
+    chosen = {"4 KiB": "recursive-doubling", "64 KiB": "ring", "1 MiB": "ring"}
+    (line,) = worker._chosen_allreduces(chosen, plan)
+    assert line.startswith("auto took recursive-doubling for 4 KiB, ring for 64 KiB, 1 MiB") and line.endswith(end)
+    assert not [*worker._chosen_allreduces({}, plan)]

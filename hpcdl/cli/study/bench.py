@@ -27,7 +27,7 @@ from hpcdl.core.progress import progress
 from hpcdl.core.units import counted, format_bytes, format_count, format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from hpcdl.bench.allreduce import AllreduceResult, AllreduceRow
+    from hpcdl.bench.allreduce import AllreduceResult, AllreduceRow, SlowestPair
     from hpcdl.bench.input import InputResult, MetadataOperations
     from hpcdl.bench.step import StepResult
 
@@ -125,13 +125,21 @@ def allreduce(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = 
         print_json(dataclasses.asdict(result))
         return
     _print_allreduce(result, _OF_AUTO if serves else "<- fastest")
-    slowest = result.slowest_pair
-    pair = " and ".join(f"{rank} ({host})" for rank, host in zip(slowest.ranks, slowest.hosts, strict=True))
-    say(f"slowest pair: ranks {pair}, {format_seconds(slowest.seconds)} for 1 MiB, {slowest.ratio:.2f} x the median")
+    say(_slowest_pair(result.slowest_pair, result.ranks))
     say(
         "next: hpcdl train --model resnet50 --data synthetic:imagenet --steps 20 --strategy auto "
         f"--ranks {result.ranks}"
     )
+
+
+def _slowest_pair(slowest: SlowestPair, num_ranks: int) -> str:
+    pair = " and ".join(f"{rank} ({host})" for rank, host in zip(slowest.ranks, slowest.hosts, strict=True))
+    ends = (slowest.low_seconds, slowest.high_seconds)
+    time = f"ranks {pair}, {format_seconds(slowest.seconds)}{_middle_half(ends)} for 1 MiB"
+    if num_ranks == 2:
+        return f"the only pair: {time}"
+    doubt = "" if slowest.distinguishable else f" ({_NOT_SURE} from it)"
+    return f"slowest pair, timed again: {time}, {slowest.ratio:.2f} x the median pair{doubt}"
 
 
 _OF_AUTO = "<- auto"

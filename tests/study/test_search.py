@@ -126,6 +126,23 @@ def test_every_trial_has_one_end(found: tuple[Path, SearchStudy, SearchRecord]) 
     assert elsewhere.endswith("on different machines or versions compete: EPYC, hpcdl 1; Xeon, hpcdl 1")
 
 
+@pytest.mark.parametrize(
+    ("key", "objective", "doubted"),
+    [("data", "seconds", True), ("loss", "loss", True), ("loss", "accuracy", False), ("optimizer", "loss", False)],
+)
+def test_values_that_measure_different_things_are_not_compared_in_silence(
+    key: str, objective: str, doubted: bool
+) -> None:
+    trials = [
+        SearchTrial(number=number, state="finished", settings={key: f"x{number}"}, values=[0.5]) for number in (0, 1)
+    ]
+    record = SearchRecord(
+        name="s", origin="s.toml", sampler="tpe", objectives=[objective], directions=["minimize"], planned=2, mark="m",
+        trials=trials,
+    )  # fmt: skip
+    assert any(f"{key} was searched too" in line for line in record.doubts) == doubted
+
+
 def test_trials_side_by_side_have_cores_of_their_own(found: tuple[Path, SearchStudy, SearchRecord]) -> None:
     shares = {tuple(item["cpus"]) for item in starts(found[0])}  # type: ignore[arg-type]
     cores = len(os.sched_getaffinity(0))

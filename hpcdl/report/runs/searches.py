@@ -96,6 +96,14 @@ class SearchRecord:
         if timed and len(self.places) > 1:
             yield f"{' and '.join(timed)} of trials on different machines or versions compete: {'; '.join(self.places)}"
 
+        for key, affected in _MEASURES_BY.items():
+            names = [name for name in self.objectives if affected in name]
+            if names and len({str(trial.settings[key]) for trial in self.trials if key in trial.settings}) > 1:
+                yield (
+                    f"{key} was searched too: {' and '.join(names)} measured by different {key} do not show which trial "
+                    "is better; search once for each"
+                )
+
     def _chance(self) -> Iterator[str]:
         """Yield how far the best of several trials may be chance; nothing for one trial, which was not chosen."""
         compared = sum(trial.state in ("finished", "stopped") for trial in self.trials)
@@ -129,6 +137,10 @@ class SearchRecord:
             if not improvements or (value > improvements[-1][1] if upwards else value < improvements[-1][1]):
                 improvements.append((trial, value))
         return improvements
+
+
+_MEASURES_BY = {"data": "", "loss": "loss", "target-accuracy": "target"}
+"""Settings that say what is measured, and the part of an objective's name that they change; empty: they change all."""
 
 
 def _seed_of(command: str) -> str:

@@ -260,7 +260,7 @@ def warnings_of_nodes(ranks: Sequence[RankRecord], model: str = "") -> list[str]
     """Return a line for each host whose clock was set, and one if workers that compute had to share processors."""
     by_host = {rank.host: rank.clock_set_s for rank in ranks if rank.clock_set_s}
     lines = [clock_was_set(host, seconds) for host, seconds in by_host.items()]
-    return lines if model.startswith(EMULATED) else [*lines, *_crowded(ranks)]
+    return lines if model.startswith(EMULATED) else [*_crowded(ranks), *lines]
 
 
 def _crowded(ranks: Sequence[RankRecord]) -> Iterable[str]:

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,15 @@ def test_held_freed_and_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / FILE_NAME).write_text(json.dumps({"host": socket.gethostname(), "pid": os.getppid(), "job": ""}))
     with writing(tmp_path):  # flock works here, so the text left by a dead writer does not count
         pass
+
+
+def test_a_look_at_the_lock_does_not_refuse_a_writer(tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path / FILE_NAME, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    look_ends = threading.Timer(0.05, os.close, (descriptor,))
+    look_ends.start()
+    with writing(tmp_path):
+        look_ends.join()
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])

@@ -18,6 +18,8 @@ from hpcdl.core.storage.disk import cut, naming, open_folder, remove_file
 from hpcdl.core.storage.files import parse_json
 
 FILE_NAME = ".hpcdl-lock"
+_LOOK_S = 0.2
+"""`check_free` holds the lock for a moment, which must not refuse a writer."""
 _NO_FLOCK = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
 JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 """Variables in which batch systems store a job's number."""
@@ -33,7 +35,7 @@ def writing(folder: Path, patience_s: float = 0.0, name: str = FILE_NAME) -> Ite
     is known to be dead, which requires the same host.
     """
     path = folder / name
-    descriptor = _locked(path, time.monotonic() + patience_s)
+    descriptor = _locked(path, time.monotonic() + max(patience_s, _LOOK_S))
     try:
         yield
     finally:

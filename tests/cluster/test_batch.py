@@ -353,7 +353,11 @@ def test_submit_jobs_and_cancel_with_a_played_slurm(ask_hpcdl: CommandLine, tmp_
     view = ask_hpcdl(["jobs", "4711", "--json"], env=env).json()["jobs"][0]
     assert (view["step"], view["loss"], view["images_per_second"]) == (9, 0.5, 12.5)
     (tmp_path / "state").write_text("PENDING QOSMaxNodePerUserLimit\n")
-    assert "pending: QOSMaxNodePerUserLimit" in ask_hpcdl(["jobs"], env=env).out
+    shown = ask_hpcdl(["jobs"], env=env)
+    assert "pending: QOSMaxNodePerUserLimit" in shown.out and "cannot start" not in shown.err
+    (tmp_path / "state").write_text("PENDING PartitionTimeLimit\n")
+    doubt = "warning: job 4711 cannot start as asked (PartitionTimeLimit): cancel it"
+    assert doubt in ask_hpcdl(["jobs"], env=env).err
     (tmp_path / "state").write_text("TIMEOUT TimeLimit\n")
     ended = ask_hpcdl(["cancel", "4711"], env=env)
     assert (ended.code, ended.out) == (0, "job 4711 had ended before: timeout\n") and not (
@@ -368,6 +372,8 @@ def test_submit_jobs_and_cancel_with_a_played_slurm(ask_hpcdl: CommandLine, tmp_
     assert (tmp_path / "cancelled").read_text() == "4711\n" and (ask_hpcdl.home / "my run.job" / "cancelled").exists()
     unknown = ask_hpcdl(["cancel", "1"], env=env)
     assert unknown.code == 2 and "4711" in unknown.err
+    (tmp_path / "state").write_text("PENDING PartitionTimeLimit\n")
+    assert doubt in ask_hpcdl([*line[:-1], "another run"], env=env).err
 
 
 def test_a_job_shows_its_own_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

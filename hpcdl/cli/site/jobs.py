@@ -44,6 +44,7 @@ def jobs(
     with fewer workers: they save, and continue with as many as planned, on what can be used again.
     """
     from hpcdl.cluster.batch import jobs as submitted
+    from hpcdl.cluster.batch.systems import InQueue
 
     if run is not None or number == GROW:
         _grow(number, run, json=json)
@@ -58,6 +59,9 @@ def jobs(
         return
     header = ("job", "name", "state", "run", "nodes", "step", "speed", "loss", "log ends with")
     print_table(header, [_row(view) for view in views])
+    for view in views:
+        if doubt := submitted.doubt_of(view.job, InQueue(state=view.state, reason=view.reason)):
+            say(f"warning: {doubt}")
     last = views[-1].job
     log = quoted(Path(last.folder) / f"log-{last.number}.txt")
     say(f"next: less {log}" + (f"; {typed('report', Path(last.run_dir))}" if last.run_dir else ""))

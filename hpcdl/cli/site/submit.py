@@ -60,7 +60,7 @@ def submit(
     Its ranks start on all nodes of the job. The table [submit] of site.toml, or of your own config.toml, holds
     defaults.
     """
-    from hpcdl.cluster.batch import submission
+    from hpcdl.cluster.batch import jobs, submission
 
     if command[0] not in COMMANDS:
         raise UnknownNameError("command for a job", command[0], COMMANDS)
@@ -72,6 +72,8 @@ def submit(
     _check_words(command)
     _check_job(wanted)
     job, is_stored = submission.submit_job(wanted)
+    if doubt := jobs.asked_too_much(job):
+        say(f"warning: {doubt}")
     if json:
         print_json(dataclasses.asdict(job))
         return

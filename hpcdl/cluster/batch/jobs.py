@@ -117,6 +117,23 @@ def look(job: Job) -> JobView:
     )
 
 
+def asked_too_much(job: Job) -> str:
+    """Return a line for a job of Slurm that waits in vain, as submitted; empty for others."""
+    with contextlib.suppress(HpcdlError):
+        return doubt_of(job, find_system(job.system).look(job.number)) if job.system == "slurm" else ""
+    return ""
+
+
+def doubt_of(job: Job, queued: InQueue) -> str:
+    """Return a line for a job that waits in vain; empty for others."""
+    if not queued.never_starts:
+        return ""
+    return (
+        f"job {job.number} cannot start as asked ({queued.reason}): cancel it, and ask for less (nodes, CPUs, time) "
+        "or for another --partition"
+    )
+
+
 def cancel(job: Job) -> str:
     """Ask the batch system to end `job`, and prevent its requeue. Returns the state of a job that had already ended."""
     system = find_system(job.system)

@@ -64,9 +64,16 @@ class InQueue:
     state: str
     reason: str = ""
 
+    @property
+    def never_starts(self) -> bool:
+        """Whether the job waits for what its partition or account does not have."""
+        return self.state in WAITING and _NEVER.fullmatch(self.reason) is not None
+
 
 WAITING = ("pending", "held", "configuring", "suspended", "requeued", "requeue_hold")
 """States with a reason."""
+_NEVER = re.compile(r"Partition(Config|TimeLimit|NodeLimit)|BadConstraints|(Assoc|QOS)Max\w+PerJob(Limit)?")
+"""Slurm's reasons that waiting does not end: the job asks for more than its partition or account may have."""
 ENDED = ("completed", "failed", "cancelled", "timeout", "deadline", "out_of_memory", "revoked")
 """Final states of a job. A job that lost its node or was preempted may return by itself, so these are not included."""
 

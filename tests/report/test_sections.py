@@ -100,6 +100,9 @@ def test_summary_has_six_lines_with_numbers() -> None:
     runs = [as_run(make_record(n, 90.0 * n + repeat), f"r{n}{repeat}") for n in (1, 2) for repeat in range(3)]
     scaling, what, throughput, time, accuracy, _ = document(runs).summary
     assert what == "What ran: 6 runs of lenet on digits by ring, with 1 to 2 workers, on up to 2 nodes of lab."
+    failed = make_run(8, None, status="failed")
+    line = document([*runs, failed]).summary[1]
+    assert line == f"{what.rstrip('.')}; 1 more run failed or cannot be used, listed below."
     assert throughput.startswith(
         "Throughput: at best 181.0 ± 2.5 images/s (lenet by ring with 2 workers x batch 32; mean"
     )

@@ -57,13 +57,14 @@ def summary(analysis: Analysis) -> list[str]:
 def _what(analysis: Analysis) -> str:
     usable = [run for run in analysis.runs if run.usable]
     num_left_out = len(analysis.runs) - len(usable) + len(analysis.unreadable)
-    models = listed(sorted({run.model for run in analysis.runs}))
-    data = listed(sorted({run.data for run in analysis.runs if run.data}), 2)
-    strategies = listed(sorted({run.strategy for run in analysis.runs}), 6)
-    workers = sorted({run.workers for run in analysis.runs})
+    shown = usable or analysis.runs  # a size that failed has not run
+    models = listed(sorted({run.model for run in shown}))
+    data = listed(sorted({run.data for run in shown if run.data}), 2)
+    strategies = listed(sorted({run.strategy for run in shown}), 6)
+    workers = sorted({run.workers for run in shown})
     span = f"{workers[0]:,} to {workers[-1]:,} workers" if len(workers) > 1 else counted(workers[0], "worker")
-    nodes = max(run.nodes for run in analysis.runs)
-    machines = listed(sorted({run.machine for run in analysis.runs if run.machine}), 3)
+    nodes = max(run.nodes for run in shown)
+    machines = listed(sorted({run.machine for run in shown if run.machine}), 3)
     where = f" of {machines}" if machines else ""
     size = f"{'up to ' if nodes > 1 else ''}{counted(nodes, 'node')}{where}"
     tail = f"; {counted(num_left_out, 'more run')} failed or cannot be used, listed below" if num_left_out else ""

@@ -96,6 +96,17 @@ def test_each_section_appears_with_its_data(runs: list[Run], name: str) -> None:
     assert name not in names([make_run(1, 100.0)])
 
 
+def test_curves_with_bases_of_other_sizes_have_ideal_lines_of_their_own() -> None:
+    """A speed-up of 2 from 4 to 8 workers is ideal, and was drawn at a quarter of a line from 1 worker."""
+    batches = {1: 64, 2: 32, 4: 32, 8: 16}
+    runs = [make_run(n, 90.0 * n, batch_per_rank=batch, mode="strong") for n, batch in batches.items()]
+    for figure in section(runs, "strong").items[:2]:
+        lines = {line.label: (line.x, line.y) for line in figure.series if line.style == "ideal"}  # type: ignore[union-attr]
+        of_measure = {"strong-throughput": [90, 180, 360, 720], "strong-speedup": [1, 2, 1, 2]}[figure.name]  # type: ignore[union-attr]
+        assert lines["ideal, from 1 worker"] == ([1, 2], pytest.approx(of_measure[:2]))
+        assert lines["ideal, from 4 workers"] == ([4, 8], pytest.approx(of_measure[2:]))
+
+
 def test_summary_has_six_lines_with_numbers() -> None:
     runs = [as_run(make_record(n, 90.0 * n + repeat), f"r{n}{repeat}") for n in (1, 2) for repeat in range(3)]
     scaling, what, throughput, time, accuracy, _ = document(runs).summary

@@ -202,9 +202,19 @@ def _series(measure: _Measure, curve: Curve, name: str, color: int) -> Series:
 
 
 def _ideal(measure: _Measure, drawn: Sequence[tuple[Curve, str]]) -> list[Series]:
-    """Return one dashed line from the best base, which shows perfect scaling."""
+    """Return a dashed line of perfect scaling from the best base; from each size of a base, if that changes the line.
+
+    One line for all would show curves with a larger base far below an ideal that is not theirs.
+    """
+    sizes = sorted({curve.base.n for curve, _ in drawn})
+    if len(sizes) == 1 or measure.kind == "percent":
+        return [_ideal_line(measure, drawn, _bases([curve for curve, _ in drawn], [name for _, name in drawn]))]
+    by_size = [[(curve, name) for curve, name in drawn if curve.base.n == size] for size in sizes]
+    return [_ideal_line(measure, group, base_words(group[0][0])) for group in by_size]
+
+
+def _ideal_line(measure: _Measure, drawn: Sequence[tuple[Curve, str]], bases: str) -> Series:
     best = max((curve for curve, _ in drawn), key=lambda curve: curve.base.throughput.mean / curve.base.n)
     ends = [point.n for curve, _ in drawn for point in curve.points]
     x = sorted({min(*ends, best.base.n), max(ends)})
-    label = f"ideal, from {_bases([curve for curve, _ in drawn], [name for _, name in drawn])}"
-    return [Series(label=label, x=x, y=[measure.ideal(best, n) for n in x], style="ideal")]
+    return Series(label=f"ideal, from {bases}", x=x, y=[measure.ideal(best, n) for n in x], style="ideal")

@@ -219,6 +219,8 @@ def gather_evidence(
     _check_machines(usable)
     if wrong := contradictions(usable):
         aside = (*aside, f"records that contradict themselves are used all the same: {listed(wrong, 3)}")
+    if crowded := [run.name for run in usable if _is_crowded(run)]:
+        aside = (*aside, f"workers shared processors, so predictions may be too slow: {listed(crowded, 3)}")
     models = sorted({run.model for run in usable})
     stated = () if trained is None else _stated_lengths(usable, trained)
     gathered = [
@@ -234,6 +236,11 @@ def gather_evidence(
         remark = f"{left_out} of {len(runs)} runs did not finish or have no throughput, and are left out"
         gathered = [dataclasses.replace(evidence, remarks=(*evidence.remarks, remark)) for evidence in gathered]
     return gathered
+
+
+def _is_crowded(run: Run) -> bool:
+    """Return whether a node has more workers than processors, and these compute."""
+    return not run.model.startswith(EMULATED) and run.workers > run.nodes * (run.cores_per_node or math.inf)
 
 
 def _check_machines(runs: Sequence[Run]) -> None:

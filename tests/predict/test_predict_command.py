@@ -146,6 +146,11 @@ def test_what_few_runs_cannot_show_is_reported() -> None:
     assert "run-2-602 (602 images/s, 1,806 by its steps of 64)" in edited and "run-2-600" not in edited
     (caveat,) = [line for line in analyse(Gathered(runs=runs)).warnings if "contradict" in line]
     assert caveat.startswith("1 record contradicts itself, kept in every mean") and "run-2-602" in caveat
+    crowded = [dataclasses.replace(run, nodes=1, cores_per_node=1) for run in runs]
+    reported = answer(Question(nodes=(1,), strategies=("ring",)), crowded).warnings
+    assert any(line.startswith("workers shared processors") and "run-2-600" in line for line in reported)
+    enough = [dataclasses.replace(run, nodes=1, cores_per_node=2) for run in runs]
+    assert not any("shared" in line for line in answer(Question(nodes=(1,), strategies=("ring",)), enough).warnings)
 
 
 def test_the_run_that_is_missing_is_accepted(ask_hpcdl: CommandLine, tmp_path: Path) -> None:

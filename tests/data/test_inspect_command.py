@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from tests.conftest import DIGITS, CommandLine
@@ -71,6 +72,25 @@ def test_samples_in_two_splits_are_warned_of(ask_hpcdl: CommandLine) -> None:
     (home / "apart").mkdir()
     make(image_folder(home / "apart" / "s", {"a": 20, "b": 20}), home / "parts", split="train=0.5,val=0.5")
     assert "same inputs" not in ask_hpcdl(["inspect", "parts"]).err
+
+
+@pytest.mark.parametrize("encoding", ["raw", "encoded"])
+def test_pictures_of_two_classes_are_warned_of(ask_hpcdl: CommandLine, encoding: str) -> None:
+    home = ask_hpcdl.home
+    image_folder(home / "s", {"a": 8, "b": 8})
+    shutil.copy(home / "s" / "a" / "0003.png", home / "s" / "b" / "copy.png")
+    warning = "warning: 2 samples have the same inputs as samples of another class, such as sample "
+    said = ask_hpcdl(["shard", "s", "out", "-q", "--encoding", encoding]).err
+    assert warning in said and "('a')" in said and "('b')" in said
+    assert warning in ask_hpcdl(["inspect", "out", "-q"]).err
+    assert warning in ask_hpcdl(["shard", "s", "parts", "-q", "--split", "train=0.5,val=0.5"]).err
+    (home / "s" / "b" / "copy.png").rename(home / "s" / "a" / "copy.png")
+    assert "another class" not in ask_hpcdl(["shard", "s", "alike", "-q"]).err
+
+
+def test_rows_of_a_table_may_be_alike(ask_hpcdl: CommandLine) -> None:
+    (ask_hpcdl.home / "t.csv").write_text("a,b,y\n" + "1,2,0\n1,2,1\n3,4,1\n" * 4)
+    assert "another class" not in ask_hpcdl(["shard", "t.csv", "out"]).err
 
 
 def test_shards_that_the_manifest_does_not_name_are_reported(ask_hpcdl: CommandLine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 import shutil
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hpcdl.core.errors import CorruptError, UsageError
+from hpcdl.core.errors import CorruptError, UsageError, shown
 from hpcdl.core.storage.disk import check_outputs, make_output_folder
 from hpcdl.core.storage.files import write_output
 from hpcdl.data.format.dataset import Dataset, FileOperationsCounter, Split, open_dataset, way_to_repair
@@ -35,6 +36,8 @@ MOST_DRAWN = 12
 _STREAM = 32
 """Part of the key, with the data's seed, that selects the samples to inspect."""
 _FOLD = np.uint64(0x100000001B3)
+_MANY = 64
+"""Numbers along one axis from which on two samples are not alike by chance."""
 _MOST_COMPARED = 1 << 24
 """Samples of a data set that are compared without being asked for: it takes some seconds and 0.5 GB."""
 
@@ -114,32 +117,94 @@ def look(folder: Path) -> Overview:
 
 
 def leaks(folder: Path, repeats: Sequence[Repeats] | None = None) -> list[str]:
-    """Return a warning for each pair of splits that share samples.
+    """Return a warning for each pair of splits that share samples, and for samples that have several classes.
 
     `repeats`: those of an Overview; without them samples are compared, unless there are too many to do it in passing.
     """
     dataset = open_dataset(str(folder))
-    num_samples = sum(split.num_samples for split in dataset.splits.values())
-    if repeats is None and len(dataset.splits) > 1 and num_samples <= _MOST_COMPARED:
-        repeats = repeats_of(dataset)
-    return [
+    keys = None
+    if sum(split.num_samples for split in dataset.splits.values()) <= _MOST_COMPARED:
+        keys = _all_keys(dataset)
+    if repeats is None and keys is not None and len(keys) > 1:
+        repeats = _repeats(keys)
+    lines = [
         f"{pair.num_samples} of {dataset.splits[pair.split].num_samples} samples of {pair.split} have the same inputs "
         f"as samples of {pair.other}, the first is sample {pair.example} of {pair.split}. If they are copies, results "
         f"on {pair.split} are too good: take them out of the source"
         for pair in repeats or ()
         if pair.split != pair.other
     ]
+    return lines + (_with_two_classes(dataset, keys) if keys is not None else [])
 
 
 def repeats_of(dataset: Dataset) -> list[Repeats] | None:
     """Return the samples with the inputs of others; None if samples have no checksums to compare."""
+    keys = _all_keys(dataset)
+    return None if keys is None else _repeats(keys)
+
+
+def _all_keys(dataset: Dataset) -> dict[str, Array] | None:
+    """Return the numbers of all samples by split, training first; None if they have no checksums."""
     keys: dict[str, Array] = {}
     for split in sorted(dataset.splits.values(), key=lambda split: split.name != dataset.train_split.name):
         array = _keys_of(dataset, split)
         if array is None:
             return None
         keys[split.name] = array
-    return _repeats(keys)
+    return keys
+
+
+def _with_two_classes(dataset: Dataset, keys: Mapping[str, Array]) -> list[str]:
+    """Return a warning if samples with the same inputs are of different classes.
+
+    Rows of a few numbers may be alike by chance, and do not count.
+    """
+    targets = dataset.targets
+    if (
+        len(targets) != 1
+        or targets[0].kind != "class"
+        or not targets[0].resident
+        or not any(map(_is_rich, dataset.inputs))
+    ):
+        return []
+    labels = [_labels(dataset, dataset.splits[name]) for name in keys]
+    key, label = np.concatenate([*keys.values()]), np.concatenate(labels)
+    order = np.argsort(key, kind="stable")
+    same = key[order][1:] == key[order][:-1]
+    odd = np.flatnonzero(same & (label[order][1:] != label[order][:-1]))
+    if not len(odd):
+        return []
+    count = int(np.isin(key, key[order][odd]).sum())
+    starts = np.cumsum([0, *map(len, keys.values())])
+    names = dataset.class_names or targets[0].class_names
+
+    def described(at: int) -> str:
+        split = int(np.searchsorted(starts, at, side="right")) - 1
+        return f"sample {at - starts[split]} of {[*keys][split]} ({shown(names[label[at]])})"
+
+    first, second = (described(int(order[odd[0] + step])) for step in (0, 1))
+    return [
+        f"{count} samples have the same inputs as samples of another class, such as {first} and {second}. Which class "
+        "is right? Correct the source, or take them out"
+    ]
+
+
+def _is_rich(field: Field) -> bool:
+    """Return whether two samples are not alike by chance: pictures, series, text; no rows of a table."""
+    several_axes = len(field.shape) > 1 or math.prod(field.shape) >= _MANY
+    return field.kind == "text" or field.encoded or (several_axes and not field.columns)
+
+
+def _labels(dataset: Dataset, split: Split) -> Array:
+    """Return the class number of each sample of a split."""
+    assert dataset.folder is not None
+    reader = SplitReader(dataset.folder, dataset, split)
+    try:
+        num_shards = len(split.entry.shards) if split.entry else 0
+        shards = [np.asarray(reader.shard(number).residents[dataset.targets[0].name]) for number in range(num_shards)]
+    finally:
+        reader.close()
+    return np.concatenate(shards) if shards else np.zeros(0, np.int64)
 
 
 def num_trained_on(trained: Dataset, given: Dataset, split: Split) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.conftest import CommandLine
+from tests.data.test_asked import PICTURE
+from tests.data.test_formats import tar
 
 SPLIT = ("--split", "train=0.8,val=0.2")
 SERIES = np.random.default_rng(4).random((400, 2)).cumsum(0)
@@ -42,6 +45,60 @@ def test_a_row_of_totals_is_said(run_hpcdl: CommandLine, tmp_path: Path, what: s
         (tmp_path / f"{name}.csv").write_text("\n".join(["a,b,y", *lines, *last]) + "\n")
         made = run_hpcdl(["shard", tmp_path / f"{name}.csv", tmp_path / "out", "--dry-run"])
         assert made.code == 0 and (said in made.err) == bool(last), made.err
+
+
+def named_pictures(root: Path, kind: str, names: list[str]) -> Path:
+    """Save pictures of these names, in the folders a and b."""
+    members = {f"{'ab'[number % 2]}/{name}.png": PICTURE for number, name in enumerate(names)}
+    if kind == "tar":
+        pictures = {f"{name}.{end}": own for name in names for end, own in {"png": PICTURE, "cls": b"0"}.items()}
+        return tar(root / "s.tar", pictures)
+    if kind == "zip":
+        with zipfile.ZipFile(root / "s.zip", "w") as archive:
+            for name, content in members.items():
+                archive.writestr(name, content)
+        return root / "s.zip"
+    for name, content in members.items():
+        (root / "s" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "s" / name).write_bytes(content)
+    if kind == "csv":
+        (root / "s/list.csv").write_text("".join(f"{name},{name[0]}\n" for name in members))
+    return root / "s" / ("list.csv" if kind == "csv" else "")
+
+
+PATIENTS = [f"patient{patient:02d}_img{number}" for number in range(4) for patient in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "said"),
+    [
+        *[(kind, PATIENTS, True) for kind in ("folder", "csv", "zip", "tar")],
+        ("folder", [f"{number % 20:05d}_{number:03d}" for number in range(80)], True),
+        ("folder", [f"SOB_M_{number % 20}-40-{number:03d}" for number in range(80)], True),
+        ("folder", [f"IMG_{number}" for number in range(80)], False),
+        ("folder", [f"{'ab'[number % 2]}.{number}" for number in range(80)], False),
+        ("folder", [f"{number}_{number % 2}" for number in range(80)], False),
+        ("folder", [f"case{number}" for number in range(80)], False),
+    ],
+)
+def test_names_of_files_that_tell_of_patients_are_said(
+    run_hpcdl: CommandLine, tmp_path: Path, kind: str, names: list[str], said: bool
+) -> None:
+    source = named_pictures(tmp_path, kind, names)
+    made = run_hpcdl(["shard", source, tmp_path / "out", *SPLIT, "--dry-run"])
+    assert made.code == 0 and ("groups in the names of files are in several splits" in made.err) == said, made.err
+    assert "groups in" not in run_hpcdl(["shard", source, tmp_path / "out", "--dry-run"]).err
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_patients_in_two_folders_of_splits_are_said(run_hpcdl: CommandLine, tmp_path: Path, apart: bool) -> None:
+    for number in range(60):
+        split = ("train", "val")[number // 5 % 2 if apart else number % 2]
+        path = tmp_path / "s" / split / "ab"[number // 30] / f"p{number // 5}_{number % 5}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(PICTURE)
+    made = run_hpcdl(["shard", tmp_path / "s", tmp_path / "out", "--dry-run"])
+    assert made.code == 0 and ("12 of 12 groups in the names" in made.err) == (not apart), made.err
 
 
 def test_numbered_texts_may_be_samples_or_classes(run_hpcdl: CommandLine, tmp_path: Path) -> None:

@@ -90,6 +90,7 @@ class WebDatasetSource(FieldSource):
     def _listed(self, archives: Mapping[str, list[Path]], index: IndexWriter) -> SourceFacts:
         parts = {split: [sample for path in paths for sample in _samples(path)] for split, paths in archives.items()}
         parts = self._divided(parts)
+        self.sample_names = {split: [sample.name for sample in samples] for split, samples in parts.items()}
         if not any(
             _suffix(name) in _KNOWN for samples in parts.values() for sample in samples for name in sample.members
         ):

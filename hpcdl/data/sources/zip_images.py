@@ -68,6 +68,7 @@ class ZipSource(FieldSource):
         members: dict[str, list[tuple[zipfile.ZipInfo, str]]] = {}
         for (member, _), (split, label) in zip(pictures, classes, strict=True):
             members.setdefault(split, []).append((member, label))
+        self.sample_names = {split: [member.filename for member, _ in own] for split, own in members.items()}
         for number, (split, own) in enumerate(members.items()):
             path = self._work / f"images.{number}"
             entries = []

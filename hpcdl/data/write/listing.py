@@ -29,6 +29,7 @@ from hpcdl.data.format.manifest import FILE_NAME, Field, may_be_resident, pictur
 from hpcdl.data.format.order import mixed, permuted
 from hpcdl.data.sources.base.flat import names_group, question_of_words
 from hpcdl.data.sources.base.glance import HEAD_BYTES, check_is_image
+from hpcdl.data.sources.base.groups import remark_on_names
 from hpcdl.data.sources.base.images import ImageKinds, decode
 from hpcdl.data.sources.base.source import (
     FILES_LISTED,
@@ -204,6 +205,8 @@ def _remarks_on_unseen(names: Sequence[str], counts: Mapping[str, Counts]) -> li
 
 _TIME = re.compile(r"(?:date|time|datetime|timestamp|year)s?")
 """Names of columns and arrays that say when a sample was taken."""
+_NAMES = 20_000
+"""At most this number of names of a source's samples, the first, are compared."""
 _SMALL_CLASS = 16
 _LONGEST_NAME = 1000
 _HEADERS = 500
@@ -222,8 +225,7 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: boo
     source = open_source(spec)
     with examining(request.source), IndexWriter(work) as writer:
         facts = source.scan(writer)
-        counts, fingerprint = dict(writer.counts), writer.fingerprint()
-        state = source_state(spec, facts, writer.state())
+        state, fingerprint, counts = source_state(spec, facts, writer.state()), writer.fingerprint(), {**writer.counts}
         facts = dataclasses.replace(facts, num_samples=sum(counts.values()))
     _check_left_out(spec, {*counts, *facts.left_out, *getattr(source, "named", ())}, request.source)
     counts = {name: count for name, count in counts.items() if count and not leaves_out_split(name, spec.leave_out)}
@@ -248,6 +250,7 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: boo
             limits = quotas(by_split[UNSPLIT], list(fractions.values()), mixed(layout.seed, 10))
             counts = divide(work, index, UNSPLIT, limits, list(fractions), mixed(layout.seed, 10))
             facts = _with_groups(_with_division(facts, list(fractions), limits), spec, source)
+        facts = _with_names(facts, spec, source, index, work, counts)
     finally:
         index.close()
     fields = _stored(facts, shape, layout)
@@ -296,6 +299,29 @@ def _with_groups(facts: SourceFacts, spec: SourceSpec, source: Source) -> Source
         remarks.append(
             f"samples near each other in {shown(time)} may be {too_good}. To test on later ones: {remedy.lower()}"
         )
+    return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
+
+
+def _with_names(
+    facts: SourceFacts, spec: SourceSpec, source: Source, index: Index, work: Path, counts: Mapping[str, int]
+) -> SourceFacts:
+    """Return `facts` with a remark if the names of files say that splits share a patient, scene or original."""
+    known: Mapping[str, Sequence[str]] = getattr(source, "sample_names", {})
+    if sum(map(len, known.values())) != facts.num_samples:  # samples were left out
+        known = {}
+    if len(counts) < 2 or not (known or spec.format in FILES_LISTED):
+        return facts
+    names: dict[str, list[str]] = {}
+    for split, count in counts.items():
+        members = work / f"members.{split}"
+        whole = members.exists()
+        numbers = np.fromfile(members, "<i8") if whole else np.arange(min(count, _NAMES))
+        numbers, listed = numbers[numbers < _NAMES], UNSPLIT if whole else split
+        if known:
+            names[split] = [known[listed][number] for number in numbers.tolist()]
+        else:
+            names[split] = [source.describe(row, facts, index) for row in index.rows(listed, numbers)]
+    remarks = remark_on_names(names, max(1, len(facts.class_names)))
     return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
 
 

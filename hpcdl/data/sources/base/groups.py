@@ -1,0 +1,87 @@
+"""Files that their names say belong together: several of one patient, scene, video or original."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePosixPath
+
+from hpcdl.core.errors import shown
+from hpcdl.data.sources.base.splits import split_called
+
+_OWNER = re.compile(
+    r"(?<![a-z])(?:patient|pat|subject|subj|sub|participant|person|donor|animal|mouse|speaker|writer|user|case|scene"
+    r"|slide|video|clip|session|sequence|seq)[ _-]?(?:id)?[ _-]?[0-9]+",
+    re.IGNORECASE,
+)
+"""What a file belongs to, by its usual words and a number: patient01, sub-012, scene_3."""
+_LAST = re.compile(r"[ _.-]+([^ _.-]*)$")
+_SIDE = re.compile(r"left|right|l|r|od|os", re.IGNORECASE)
+"""Last parts of names that may differ in their class, and are still of one patient."""
+_MOST_PARTS = 3
+_FEWEST_GROUPS = 5
+
+
+def remark_on_names(names: Mapping[str, Sequence[str]], num_classes: int) -> list[str]:
+    """Return a remark if files of one group are in several splits; `names` are paths below the source, by split.
+
+    A group is what a word names (patient01/3.png), else the beginning of names without their last parts, if there are
+    many beginnings with a number, of several files each.
+    """
+    listed = [_within(name) for own in names.values() for name in own]
+    rules: list[Callable[[str], str]] = [_owner, *(_beginning(count) for count in range(_MOST_PARTS + 1))]
+    rule = next((rule for rule in rules if _has_groups(listed, rule, num_classes)), None)
+    if rule is None or len({*listed}) < len(listed):  # names that begin anew in each split tell nothing
+        return []
+    groups: dict[str, dict[str, str]] = {}
+    for split, own in names.items():
+        for name in own:
+            if group := rule(_within(name)):
+                groups.setdefault(group, {}).setdefault(split, name)
+    shared = [found for found in groups.values() if len(found) > 1]
+    if not shared:
+        return []
+    (first, one), (second, other) = list(shared[0].items())[:2]
+    return [
+        f"{len(shared)} of {len(groups)} groups in the names of files are in several splits, such as {shown(one)} in "
+        f"{first} and {shown(other)} in {second}: if files of one belong together (a patient, scene or original), "
+        "results are too good. Divide them in the source (folders called by splits, or a .csv of file,label,split)"
+    ]
+
+
+def _within(name: str) -> str:
+    """Return a path without folders called by a split."""
+    *folders, base = name.split("/")
+    return "/".join([*(folder for folder in folders if split_called(folder) is None), base])
+
+
+def _owner(name: str) -> str:
+    found = _OWNER.search(name)
+    return name[: found.end()].lower() if found else ""
+
+
+def _beginning(count: int) -> Callable[[str], str]:
+    """Return a function from a path to the beginning of its name: without its ending and its last `count` parts."""
+
+    def group(name: str) -> str:
+        path = PurePosixPath(name)
+        stem, last = path.stem, None
+        for _ in range(count):
+            last = _LAST.search(stem)
+            stem = stem[: last.start()] if last else ""
+        if count == 0:  # 3.jpg beside 3.png
+            return f"{path.parent}/{stem}"
+        if last is None or not any(map(str.isdigit, stem)):
+            return ""
+        return stem if _SIDE.fullmatch(last[1]) else f"{path.parent}/{stem}"
+
+    return group
+
+
+def _has_groups(names: Sequence[str], rule: Callable[[str], str], num_classes: int) -> bool:
+    """Return whether at least half of the files are in groups of several, and a class has several groups."""
+    found = Counter(map(rule, names))
+    found.pop("", None)
+    several = [count for count in found.values() if count > 1]
+    return 2 * sum(several) >= len(names) and len(several) >= max(_FEWEST_GROUPS, 2 * num_classes)

@@ -16,7 +16,7 @@ import pytest
 from hpcdl.data.format.dataset import open_dataset
 from hpcdl.data.format.manifest import read_manifest, write_manifest
 from tests.conftest import CommandLine
-from tests.data.test_formats import example, framed, png
+from tests.data.test_formats import example, framed, png, tar
 
 N = 40
 X, Y = np.random.default_rng(2).random((N, 5)).astype(np.float32), np.arange(N) % 3
@@ -137,7 +137,13 @@ def tfrecord(root: Path, image: bytes) -> Path:
     return root / "a.tfrecord"
 
 
-@pytest.mark.parametrize("save", [parquet, tfrecord])
+def webdataset(root: Path, image: bytes) -> Path:
+    beside = {"fold": b"1", "weights": b"0.5", "patient_id": b"7"}
+    members = {"jpg": image, "cls": b"0", "json": b'{"label": 3, "place": "x"}', **beside}
+    return tar(root / "a.tar", {f"{n}.{ending}": content for n in range(12) for ending, content in members.items()})
+
+
+@pytest.mark.parametrize("save", [parquet, tfrecord, webdataset])
 def test_what_lies_beside_pictures_in_tables_and_records_is_said(
     run_hpcdl: CommandLine, tmp_path: Path, save: Callable[[Path, bytes], Path]
 ) -> None:
@@ -148,6 +154,7 @@ def test_what_lies_beside_pictures_in_tables_and_records_is_said(
     made = run_hpcdl(["shard", source, tmp_path / "out", "--leave-out", "fold,weights", "--split", "train=0.5,val=0.5"])
     assert made.code == 0 and "not used: 'fold', " in made.err
     assert "samples of one 'patient_id' may be in several splits" in made.err
+    assert save is not webdataset or "'json/label', 'json/place', 'patient_id'" in made.err
 
 
 def test_numbers_beside_pictures_of_records_may_be_quantities(run_hpcdl: CommandLine, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import io
@@ -22,7 +23,7 @@ from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import FieldSource
-from hpcdl.data.sources.base.chosen import TARGET_NAMES, field_name
+from hpcdl.data.sources.base.chosen import TARGET_NAMES, field_name, remarks_on_unused
 from hpcdl.data.sources.base.flat import (
     EncodedFiles,
     FlatFiles,
@@ -141,9 +142,31 @@ class WebDatasetSource(FieldSource):
             for path, places in by_path.items():
                 listed.add_file(split, path, places)
         facts = listed.facts()
+        unused = self._beside(parts)
+        self.named.update(unused)
+        facts = dataclasses.replace(facts, remarks=[*facts.remarks, *remarks_on_unused(unused, self._spec)])
         if not written:
             return facts
         return dataclasses.replace(facts, class_names=[written.get(int(name), name) for name in facts.class_names])
+
+    def _beside(self, parts: Mapping[str, Sequence[_Sample]]) -> list[str]:
+        """Return the endings of members that are neither image nor class; of JSON the keys in one sample."""
+        holders = {suffix: sample for samples in parts.values() for sample in samples for suffix in sample.members}
+        label = self._spec.label_field or ("cls" if "cls" in holders else "json")
+        label_suffix, _, key = label.partition("/")
+        unused: list[str] = []
+        for suffix, sample in sorted(holders.items()):
+            if suffix == self._spec.image_field or (suffix in _IMAGES and not self._spec.image_field):
+                continue
+            if _suffix(suffix) != "json":
+                unused += [suffix] if suffix != label_suffix else []
+                continue
+            with contextlib.suppress(SourceError):  # JSON that nobody needs may be of any kind
+                document = self._json(sample, suffix)
+                own = key or next((name for name in (*TARGET_NAMES, "cls") if name in document), "")
+                used = own if suffix == label_suffix else ""
+                unused += [f"{_called(suffix)}/{name}" for name in document if name != used]
+        return unused
 
     def _spellings(self, texts: Iterable[str]) -> dict[int, str] | None:
         """Return how labels spell integers with leading zeros (007), by number; None if labels must stay text."""

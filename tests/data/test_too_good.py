@@ -47,6 +47,17 @@ def test_a_row_of_totals_is_said(run_hpcdl: CommandLine, tmp_path: Path, what: s
         assert made.code == 0 and (said in made.err) == bool(last), made.err
 
 
+@pytest.mark.parametrize("flags", [["--categories", "place=one-hot"], ["--input", "a=a", "--input", "b=b"]])
+def test_a_row_of_totals_is_said_beside_words(run_hpcdl: CommandLine, tmp_path: Path, flags: list[str]) -> None:
+    rows = np.random.default_rng(6).random((20, 3)).round(3)
+    lines = [f"{'uvw'[n % 3]},{a},{b},{y}" for n, (a, b, y) in enumerate(rows.tolist())]
+    total = ",".join(f"{value:.3f}" for value in rows.sum(0))
+    for name, last in {"with": [f"Total,{total}"], "without": []}.items():
+        (tmp_path / f"{name}.csv").write_text("\n".join(["place,a,b,y", *lines, *last]) + "\n")
+        made = run_hpcdl(["shard", tmp_path / f"{name}.csv", tmp_path / "out", "--dry-run", "--target", "y=y", *flags])
+        assert made.code == 0 and ("the last row holds the sums of all others" in made.err) == bool(last), made.err
+
+
 def named_pictures(root: Path, kind: str, names: list[str]) -> Path:
     """Save pictures of these names, in the folders a and b."""
     members = {f"{'ab'[number % 2]}/{name}.png": PICTURE for number, name in enumerate(names)}

@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -184,9 +184,24 @@ def _same_as_target(facts: SourceFacts, packed: Sequence[str]) -> list[str]:
                 f"{item.name}: the column {some(same)} {what}: a copy of the target? If so, give --leave-out "
                 f"{typed(same[0])}"
             )
-    if len(values) < rows and (what := _last_row(values.astype(np.float64))):
-        remarks.append(f"the last row holds {what} of all others, in every column: no sample? If so, take it out")
     return remarks
+
+
+def _totals(facts: SourceFacts, packed: str, coded: Collection[int]) -> list[str]:
+    """Return a remark if the last row holds sums or means; `coded` are the places of words in the field `packed`."""
+    columns: list[Array] = []
+    for field, place in zip(facts.fields, facts.arrays, strict=False):
+        width = math.prod(place.shape)
+        if field.kind != "numbers" or place.offsets or not width:
+            continue
+        values = np.fromfile(place.file, place.dtype, _STACKED // width * width, offset=place.offset)
+        if len(values) == _STACKED // width * width:  # not all of it
+            return []
+        kept = [number for number in range(width) if field.name != packed or number not in coded]
+        columns += [values.reshape(-1, width)[:, kept].astype(np.float64)]
+    if len({len(column) for column in columns}) != 1 or not (what := _last_row(np.concatenate(columns, 1))):
+        return []
+    return [f"the last row holds {what} of all others, in every column: no sample? If so, take it out"]
 
 
 def _last_row(values: Array) -> str:
@@ -268,6 +283,10 @@ class ColumnSource(FieldSource):
             ]
             remark = f"{field_name(name)}: the columns {some(packed)}"
             facts = dataclasses.replace(facts, fields=fields, remarks=[remark, *facts.remarks])
+        widths = [next(iter(tables.values()))[column_name].width for column_name in packed]
+        coded = [at for at, column_name in enumerate(np.repeat(packed, widths)) if column_name in words]
+        totals = _totals(facts, field_name(name) if packed else "", coded)
+        facts = dataclasses.replace(facts, remarks=[*facts.remarks, *totals])
         return self._with_words(facts, words, packed, next(iter(tables.values()))) if words else facts
 
     def _as_numbers(

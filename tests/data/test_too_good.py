@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import zipfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.conftest import CommandLine
@@ -33,6 +36,33 @@ def test_times_are_said_with_split_alone(run_hpcdl: CommandLine, tmp_path: Path)
     made = run_hpcdl(["shard", tmp_path / "t.csv", tmp_path / "out", *SPLIT, "--dry-run"])
     assert made.code == 0 and "samples near each other in 'year' may be in several splits" in made.err
     assert "near each other" not in run_hpcdl(["shard", tmp_path / "t.csv", tmp_path / "out", "--dry-run"]).err
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize(("begin", "said"), [(10, True), (20, False)])
+def test_times_that_two_splits_share_are_said(
+    run_hpcdl: CommandLine, tmp_path: Path, kind: str, begin: int, said: bool
+) -> None:
+    for split, first in {"train": 0, "test": begin}.items():
+        days = [datetime.date(2021, 1, 1) + datetime.timedelta(days=first + n) for n in range(20)]
+        x, y = [first + n + 0.5 for n in range(20)], [n % 2 for n in range(20)]
+        if kind == "csv":
+            lines = [f"{day},{a},{label}\n" for day, a, label in zip(days, x, y, strict=True)]
+            (tmp_path / f"{split}.csv").write_text("date,x,y\n" + "".join(lines))
+        else:
+            pq.write_table(pa.table({"date": days, "x": x, "y": y}), tmp_path / f"{split}.parquet")
+    made = run_hpcdl(["shard", tmp_path, tmp_path / "out", "--leave-out", "date", "--dry-run"])
+    line = "'date' of test (2021-01-11 to 2021-01-30) overlaps with that of train (2021-01-01 to 2021-01-20)"
+    assert made.code == 0 and (line in made.err) == said, made.err
+
+
+def test_a_time_of_any_name_is_said_with_split(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    when = [datetime.datetime(2021, 1, 1 + n, tzinfo=datetime.UTC) for n in range(20)]
+    pq.write_table(
+        pa.table({"when": when, "x": [0.5 * n for n in range(20)], "y": [0, 1] * 10}), tmp_path / "t.parquet"
+    )
+    made = run_hpcdl(["shard", tmp_path / "t.parquet", tmp_path / "out", *SPLIT, "--leave-out", "when", "--dry-run"])
+    assert made.code == 0 and "samples near each other in 'when' may be in several splits" in made.err
 
 
 @pytest.mark.parametrize(("what", "factor"), [("sums", 1.0), ("means", 1 / 20)])

@@ -205,8 +205,18 @@ class ParquetSource(ColumnSource):
         if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
             numbers = functools.partial(self._numbers, table, name)
             return TableColumn(shown=str(kind), kind="number", place=numbers, numbers=numbers)
+        if types.is_timestamp(kind) or types.is_date(kind):
+            times = functools.partial(self._times, table, name)
+            return TableColumn(shown=str(kind), kind="other", place=load, times=times)
         text = self._is_text(table, name)
         return TableColumn(shown="text" if text else str(kind), kind="text" if text else "other", place=load)
+
+    def _times(self, table: _Table, name: str) -> Iterator[tuple[str, str]]:
+        """Yield the first and the last time of each piece of a column."""
+        for chunk in table.chunks(name):
+            values = [str(value) for value in chunk.to_pylist() if value is not None]
+            if values:
+                yield min(values), max(values)
 
     def _numbers(self, table: _Table, name: str) -> PlacedArray:
         """Return a column of numbers; integers with missing values (null) become float64 with NaN."""

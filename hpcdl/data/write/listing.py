@@ -27,7 +27,7 @@ from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.hdf5 import filters
 from hpcdl.data.format.manifest import FILE_NAME, Field, may_be_resident, picture_with_class, read_manifest
 from hpcdl.data.format.order import mixed, permuted
-from hpcdl.data.sources.base.flat import names_group, question_of_words
+from hpcdl.data.sources.base.flat import names_group, names_time, question_of_words
 from hpcdl.data.sources.base.glance import HEAD_BYTES, check_is_image
 from hpcdl.data.sources.base.groups import remark_on_names
 from hpcdl.data.sources.base.images import ImageKinds, decode
@@ -203,8 +203,6 @@ def _remarks_on_unseen(names: Sequence[str], counts: Mapping[str, Counts]) -> li
     ]
 
 
-_TIME = re.compile(r"(?:date|time|datetime|timestamp|year)s?")
-"""Names of columns and arrays that say when a sample was taken."""
 _NAMES = 20_000
 """At most this number of names of a source's samples, the first, are compared."""
 _SMALL_CLASS = 16
@@ -287,7 +285,8 @@ def _with_groups(facts: SourceFacts, spec: SourceSpec, source: Source) -> Source
     targets = {spec.label_field, *(flag_value.rpartition("=")[0] or flag_value for flag_value in spec.targets)}
     names = {*getattr(source, "named", ())} - targets
     group = next(filter(names_group, sorted(names)), None)
-    time = next((name for name in sorted(names) if _TIME.fullmatch(name.rsplit("/", 1)[-1].lower())), None)
+    typed_times = getattr(source, "times", ())
+    time = next((name for name in sorted(names) if names_time(name) or name in typed_times), None)
     too_good = "in several splits, which makes results too good: --split divides sample by sample"
     remedy = "Divide them in the source (a column split, folders or arrays called by splits)"
     remarks = []

@@ -10,8 +10,9 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.manifest import CODINGS, Categories
 from hpcdl.data.sources.base.arrays import FieldSource
 from hpcdl.data.sources.base.chosen import INPUT_NAMES, TARGET_NAMES, field_name, weighs
-from hpcdl.data.sources.base.flat import NUMBER, is_id, names_class, names_group, remark_on_groups
+from hpcdl.data.sources.base.flat import NUMBER, is_id, names_class, names_group, names_time, remark_on_groups
 from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray, shape_text
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts
 from hpcdl.data.sources.base.splits import left_out, names_division, some, typed
@@ -166,6 +167,42 @@ def _groups_shared(tables: Mapping[str, Mapping[str, TableColumn]]) -> list[str]
     return remark_on_groups(name, ((split, chunk.tolist()) for split, chunk in chunks))
 
 
+_ISO = re.compile(r"[0-9]{4}-[0-9]{2}(?:-[0-9]{2}.*)?")
+
+
+def _times_shared(tables: Mapping[str, Mapping[str, TableColumn]]) -> list[str]:
+    """Return a remark if the times of another split overlap with those of train."""
+    first = next(iter(tables.values()))
+    name = next((name for name, column in first.items() if names_time(name) or column.times), None)
+    if name is None or len(tables) < 2 or "train" not in tables:
+        return []
+    train = _bounds(tables["train"][name])
+    for split, columns in tables.items():
+        own = _bounds(columns[name]) if split != "train" else None
+        if train and own and type(train[0]) is type(own[0]) and train[0] < own[1] and own[0] < train[1]:
+            return [
+                f"{shown(name)} of {split} ({own[0]} to {own[1]}) overlaps with that of train ({train[0]} to "
+                f"{train[1]}): if later samples are to be predicted, results are too good; divide by it instead"
+            ]
+    return []
+
+
+def _bounds(column: TableColumn) -> tuple[Any, Any] | None:
+    """Return the first and the last time in a column; None if its values have no order that is known."""
+    if column.times is not None:
+        chunks: list[list[Any]] = [list(pair) for pair in column.times()]
+    elif column.kind == "number":
+        chunks = [own[np.isfinite(own)].tolist() for own in column.numbers().chunks()]
+    elif column.kind == "text":
+        chunks = [chunk.tolist() for chunk in _chunks(column.place())]
+        if not all(_ISO.fullmatch(word) for chunk in chunks for word in chunk):
+            return None
+    else:
+        return None
+    pairs = [(min(chunk), max(chunk)) for chunk in chunks if chunk]
+    return (min(low for low, _ in pairs), max(high for _, high in pairs)) if pairs else None
+
+
 def _same_as_target(facts: SourceFacts, packed: Sequence[str]) -> list[str]:
     """Return remarks on columns that are the target but for scale and offset, or name its classes one to one."""
     (place, *others), (made, *targets) = facts.arrays[: len(facts.fields)], facts.fields
@@ -240,6 +277,8 @@ class TableColumn:
     numbers: Callable[[], PlacedArray] = _no_numbers
     width: int = 1
     """Numbers per row."""
+    times: Callable[[], Iterable[tuple[str, str]]] | None = None
+    """For a type of dates or times: returns the first and the last of each piece of rows, in ISO 8601."""
 
 
 class ColumnSource(FieldSource):
@@ -247,7 +286,8 @@ class ColumnSource(FieldSource):
 
     def list_columns(self, tables: Mapping[str, Mapping[str, TableColumn]], index: IndexWriter) -> SourceFacts:
         """List the rows of a table for each split; all tables have the same columns."""
-        patterns, groups_shared = self._spec.leave_out, _groups_shared(tables)
+        patterns, shared = self._spec.leave_out, [*_groups_shared(tables), *_times_shared(tables)]
+        self.times = {name for columns in tables.values() for name, column in columns.items() if column.times}
         self.named.update(column_name for columns in tables.values() for column_name in columns)
         tables = {
             split: {
@@ -274,7 +314,7 @@ class ColumnSource(FieldSource):
         if packed:
             self.inputs = (f"{name}={field_name(name)}",)
         facts = self.list_parts(groups, index)
-        facts = dataclasses.replace(facts, remarks=[*facts.remarks, *groups_shared])
+        facts = dataclasses.replace(facts, remarks=[*facts.remarks, *shared])
         if packed:
             facts = dataclasses.replace(facts, remarks=[*facts.remarks, *_same_as_target(facts, packed)])
             fields = [

@@ -45,6 +45,7 @@ _QUANTITY = re.compile(
 """5 kg, 0.5kg, 12:03, 2024-01-05, 20-29."""
 _GROUP = re.compile(r"(?:patient|subject|participant|person|user|speaker|animal|group|cluster|donor|writer)s?(?:id)?")
 """Names of what several samples belong to."""
+_TIME = re.compile(r"(?:date|time|datetime|timestamp|year)s?")
 _WIDE, _FEWEST_FILLED = 100, 10
 """The user is asked about class numbers in a range of _WIDE and more that is not filled to a tenth."""
 _STORED = {"uint8": "uint8", "float16": "float16", "float32": "float32", "float64": "float32"}
@@ -470,6 +471,11 @@ def names_group(name: str) -> bool:
     words = re.split(r"[\W_]+", _in_words(name))
     kept = [word for word in words if word not in ("id", "ids", "number", "nr", "no")]
     return len(kept) == 1 and _GROUP.fullmatch(kept[0]) is not None
+
+
+def names_time(name: str) -> bool:
+    """Return whether a column or array is named like the time of a sample."""
+    return _TIME.fullmatch(name.rsplit("/", 1)[-1].lower()) is not None
 
 
 def remark_on_groups(name: str, words_of: Iterable[tuple[str, Iterable[str]]]) -> list[str]:

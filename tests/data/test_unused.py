@@ -186,3 +186,16 @@ def test_data_written_before_such_questions_are_mended(run_hpcdl: CommandLine, t
     shard.write_bytes(whole[:-3] + b"xyz")
     mended = run_hpcdl(["inspect", out, "--repair", "--from", source])
     assert mended.code == 0 and shard.read_bytes() == whole, mended.err
+
+
+@pytest.mark.parametrize(("first", "said"), [("1", True), ("0", True), ("01", False)])
+def test_numbers_as_names_in_alphabetical_order_are_said(
+    run_hpcdl: CommandLine, tmp_path: Path, first: str, said: bool
+) -> None:
+    for name in [first, *((f"{n:02d}" if first == "01" else f"{n}") for n in (2, 10))]:
+        (tmp_path / "s" / name).mkdir(parents=True)
+        for number in range(3):
+            (tmp_path / "s" / name / f"{number}.png").write_bytes(png(PIXELS[number]))
+    made = run_hpcdl(["shard", tmp_path / "s", tmp_path / "out", "--dry-run"])
+    line = "classes are in alphabetical order, not by number: '10' is class 1, counted from 0"
+    assert made.code == 0 and (line in made.err) == said, made.err

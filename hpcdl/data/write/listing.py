@@ -178,6 +178,17 @@ def remarks_on_counts(names: Sequence[str], counts: Mapping[str, Counts]) -> lis
     return remarks + _remarks_on_unseen(names, counts)
 
 
+def remarks_on_order(names: Sequence[str]) -> list[str]:
+    """Return a remark if classes called by whole numbers stand in alphabetical order: 1, 10, 2."""
+    if not all(map(_WHOLE.fullmatch, names)) or list(names) != sorted(names):
+        return []
+    by_number = sorted(names, key=int)
+    odd = next((at for at, (name, other) in enumerate(zip(names, by_number, strict=True)) if name != other), None)
+    if odd is None:
+        return []
+    return [f"classes are in alphabetical order, not by number: {shown(names[odd])} is class {odd}, counted from 0"]
+
+
 def remarks_on_division(names: Sequence[str], counts: Mapping[str, Counts]) -> list[str]:
     """Return remarks on classes with too few samples for each part of a split; `counts` by part and class."""
     total = sum(counts.values())
@@ -337,7 +348,8 @@ def _with_counts(facts: SourceFacts, by_split: Mapping[str, Counts], source: str
         return dataclasses.replace(facts, remarks=[*facts.remarks, *lines])
     if asks:
         ask_of_unlabelled(facts.class_names, by_split, source)
-    return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks_on_counts(facts.class_names, by_split)])
+    remarks = [*remarks_on_order(facts.class_names), *remarks_on_counts(facts.class_names, by_split)]
+    return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
 
 
 def _plan(

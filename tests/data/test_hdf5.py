@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,7 +65,32 @@ def test_soft_links_are_no_reason(tmp_path: Path) -> None:
         file["images"] = np.zeros((4, 6, 6, 1), "u1")
         file["labels"] = np.zeros(4, "i8")
         file["again"], file["nowhere"] = h5py.SoftLink("/images"), h5py.SoftLink("/gone")
-    assert make(tmp_path / "source.h5", tmp_path / "made").splits["all"].num_samples == 4
+        file.create_dataset("regions", (4,), h5py.ref_dtype)
+    made = make(tmp_path / "source.h5", tmp_path / "made")
+    assert made.splits["all"].num_samples == 4
+    line = "not read: nowhere (a link to /gone, which is not there), regions (references)"
+    assert [remark for remark in made.understood if remark.startswith("not read")] == [line]
+
+
+def test_a_filter_that_is_not_installed_is_no_damage(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "source.h5", "w") as file:
+        file["y"] = np.zeros(4, "f4")
+        settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        settings.set_chunk((4, 5))
+        settings.set_filter(499, h5py.h5z.FLAG_OPTIONAL)
+        space = h5py.h5s.create_simple((4, 5))
+        h5py.h5d.create(file.id, b"x", h5py.h5t.IEEE_F32LE, space, settings).write_direct_chunk((0, 0), b"abc")
+    with pytest.raises(SourceError, match=r"x is packed by HDF5's filter 499, which is not installed here"):
+        make(tmp_path / "source.h5", tmp_path / "made")
+
+
+def test_a_file_that_is_being_written_is_no_damage(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "writing", "w", libver="latest") as file:
+        file["x"], file["y"] = np.zeros((4, 5), "f4"), np.zeros(4, "f4")
+        file.swmr_mode = True
+        shutil.copy(tmp_path / "writing", tmp_path / "source.h5")
+    with pytest.raises(SourceError, match=r"source\.h5 is being written, or its writer was killed"):
+        make(tmp_path / "source.h5", tmp_path / "made")
 
 
 @pytest.mark.parametrize("name", ["gzip", "zstd", "blosc2"])

@@ -36,6 +36,7 @@ class ArrayFile:
         self._path, self._last = path, last
         self._arrays: dict[str, Any] = {}
         self._linked: dict[str, Any] = {}
+        self._file: Any = None
         with self._reading():
             self._file = h5py.File(path, "r", locking=False)
             if follow:
@@ -51,7 +52,38 @@ class ArrayFile:
             raise SourceError(f"{self._path}: {error}; {error.remedy}") from error
         except DAMAGED as error:
             reason = " ".join(str(error).split())[:200]
+            if "already open for write" in reason:
+                raise SourceError(
+                    f"{self._path} is being written, or its writer was killed: wait, or type h5clear -s on a copy"
+                ) from error
+            if self._file and (packed := _packed_by_unknown(self._file)):
+                raise SourceError(
+                    f"{self._path}: {packed}, which is not installed here: install its plugin (pip install hdf5plugin "
+                    "has many), or unpack the file with h5repack -f NONE where it is"
+                ) from error
             raise SourceError(f"{self._path} is no HDF5 file that can be read: {reason}") from error
+
+    def unread(self) -> list[str]:
+        """Describe what is no array, although its name may be looked for: links that lead nowhere, and references."""
+        links: dict[str, Any] = {}
+        with self._reading():
+            self._file.visititems_links(links.__setitem__)
+            lost = [
+                f"{name} (a link to {link.path}, which is not there)"
+                for name, link in links.items()
+                if isinstance(link, h5py.SoftLink) and self._file.get(name) is None
+            ]
+            found = {
+                name: self._file[name]
+                for name, link in links.items()
+                if isinstance(link, h5py.HardLink) and not name.startswith("#")  # MATLAB's own parts
+            }
+            references = [
+                f"{name} (references)"
+                for name, item in found.items()
+                if isinstance(item, h5py.Dataset) and h5py.check_ref_dtype(item.dtype)
+            ]
+        return lost + references
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every array of numbers in the file, by path."""
@@ -339,6 +371,23 @@ class ArrayFile:
                 f"{self._path}: {name} states the shape {data.shape}, and {stored} of its {chunks} chunks are there; "
                 "the file was not written to its end, or is damaged"
             )
+
+
+def _packed_by_unknown(file: Any) -> str:
+    """Name a data set packed by a filter that HDF5 does not have here, and the filter; empty if there is none."""
+    found: list[str] = []
+
+    def look(name: str, item: Any) -> None:
+        settings = item.id.get_create_plist() if isinstance(item, h5py.Dataset) else None
+        filter_ids = [settings.get_filter(number)[0] for number in range(settings.get_nfilters())] if settings else []
+        found.extend(
+            f"{name} is packed by HDF5's filter {filter_id}"
+            for filter_id in filter_ids
+            if not h5py.h5z.filter_avail(filter_id)
+        )
+
+    file.visititems(look)
+    return found[0] if found else ""
 
 
 def _written_chunks(data: Any) -> tuple[int, int]:

@@ -43,6 +43,8 @@ _OTHERS = (".mat", ".nxs", ".h5ad", ".cxi", ".loom", ".dat", ".data", "")
 """Endings of files that may be HDF5; their first bytes decide."""
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _LINKS_SHOWN = 3
+_LOOKED_INTO = 16
+"""Files whose links and references are looked at: a source may have a file for each sample."""
 _SIGNATURE_OFFSETS = (0, 512, 1024, 2048)
 
 
@@ -75,7 +77,9 @@ class Hdf5Source(FieldSource):
         if not _is_hdf5(paths[0]) and (remedy := remedy_for(paths[0])):
             raise SourceError(f"{paths[0]} is no HDF5 file; {remedy}")
         facts = self._images(paths, index) if self._holds_images(paths) else self.list_parts(self._parts(paths), index)
-        remarks = [*self._unfit, *self._link_remarks(), *remarks_on_folders(paths, self._location, _files)]
+        unread = [line for path in paths[:_LOOKED_INTO] for line in self._file(str(path)).unread()]
+        remarks = [f"not read: {', '.join(dict.fromkeys(unread))}"] if unread else []
+        remarks += [*self._unfit, *self._link_remarks(), *remarks_on_folders(paths, self._location, _files)]
         return dataclasses.replace(facts, linked=[*self._linked], remarks=[*facts.remarks, *remarks])
 
     def _images(self, paths: list[Path], index: IndexWriter) -> SourceFacts:

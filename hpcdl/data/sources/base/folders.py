@@ -177,8 +177,9 @@ def not_above(folder: Path, above: Sequence[tuple[int, int]]) -> tuple[int, int]
     """Return device and inode of a folder; SourceError if it is a link to one of the folders `above` it."""
     status = folder.stat()
     if (status.st_dev, status.st_ino) in above:
+        link = next((path for path in (folder, *folder.parents) if path.is_symlink()), folder)
         raise SourceError(
-            f"{folder} is a link to a folder above it; take it away, or give --leave-out {typed(folder.name)}"
+            f"{link} is a link to a folder above it; take it away, or give --leave-out {typed(link.name)}"
         )
     return status.st_dev, status.st_ino
 

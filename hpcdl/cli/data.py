@@ -305,6 +305,7 @@ def _show(overview: Any) -> None:
         ],
         *[("words", _words(field.name, categories)) for field in overview.fields for categories in field.categories],
         *([("classes", format_count(overview.num_classes))] if overview.num_classes else []),
+        *[("understood", line) for line in overview.understood],
         ("block", counted(overview.block_samples, "sample")),
         ("file system", overview.file_system),
         ("seed", str(overview.seed)),

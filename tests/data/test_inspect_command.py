@@ -88,6 +88,14 @@ def test_pictures_of_two_classes_are_warned_of(ask_hpcdl: CommandLine, encoding:
     assert "another class" not in ask_hpcdl(["shard", "s", "alike", "-q"]).err
 
 
+def test_the_doubts_of_the_plan_are_shown_again(ask_hpcdl: CommandLine) -> None:
+    np.savez(ask_hpcdl.home / "a.npz", x=np.eye(12), y=np.arange(12) % 3 + 1, lengths=np.arange(12))
+    assert ask_hpcdl(["shard", "a.npz", "out"]).code == 0
+    shown = ask_hpcdl(["inspect", "out"]).out
+    assert "understood   y: labels are renumbered: 1 -> 0" in shown
+    assert "understood   arrays not used: 'lengths'" in shown
+
+
 def test_rows_of_a_table_may_be_alike(ask_hpcdl: CommandLine) -> None:
     (ask_hpcdl.home / "t.csv").write_text("a,b,y\n" + "1,2,0\n1,2,1\n3,4,1\n" * 4)
     assert "another class" not in ask_hpcdl(["shard", "t.csv", "out"]).err

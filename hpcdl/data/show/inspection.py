@@ -330,6 +330,8 @@ class Inspection:
     reader: str = ""
     """The user's own reader that made the data; `reader_sha256` is the SHA-256 of its file."""
     reader_sha256: str = ""
+    understood: Sequence[str] = ()
+    """Remarks of the plan: how the source was read, and what is doubtful in it."""
     unknown_shards: Sequence[str] = ()
     """Files named like shards that the manifest does not list; they are never read."""
 
@@ -378,6 +380,7 @@ def inspect(folder: Path, mounts: Path | None = None) -> Inspection:
         fields=() if manifest.pictures else manifest.fields,
         reader=manifest.source.get("reader", ""),
         reader_sha256=manifest.source.get("reader_sha256", ""),
+        understood=manifest.understood,
         unknown_shards=_unknown_shards(folder, manifest),
     )
 

@@ -24,6 +24,10 @@ _MOST_RATIO = 2000
 _COPY_BYTES = 32 * 1024**2
 
 
+_MOST_LINKS = 1000
+"""Links of a file that are looked at: it may have an array for each sample."""
+
+
 class ArrayFile:
     """A user's HDF5 file, open for reading; every problem with it raises SourceError.
 
@@ -66,8 +70,13 @@ class ArrayFile:
     def unread(self) -> list[str]:
         """Describe what is no array, although its name may be looked for: links that lead nowhere, and references."""
         links: dict[str, Any] = {}
+
+        def note(name: str, link: Any) -> bool | None:
+            links[name] = link
+            return len(links) >= _MOST_LINKS or None  # anything but None ends the visit
+
         with self._reading():
-            self._file.visititems_links(links.__setitem__)
+            self._file.visititems_links(note)
             lost = [
                 f"{name} (a link to {link.path}, which is not there)"
                 for name, link in links.items()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy
 import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
@@ -361,7 +362,12 @@ def _evaluation_apart(plain: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(user_callbacks, keras.callbacks.CallbackList):  # the validation of a fit
             return plain(self, *args, **kwargs)
         with apart_from_fit(self):
-            return plain(self, *args, **kwargs)
+            results = plain(self, *args, **kwargs)
+        run = session().run if is_initialized() else None
+        covers_all = any(isinstance(one, AgreeOverRanks) for one in tf.nest.flatten(user_callbacks))
+        if run is not None and not covers_all and group_of_fit(self) is session().group:
+            run.evaluated([float(numpy.sum(value)) for value in tf.nest.flatten(results)])
+        return results
 
     return evaluate
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import CommandLine
 from tests.scripts.scripts import HERE, run_script, succeed
+from tests.training_runs import record_of
 
 pytestmark = pytest.mark.mpi
 
@@ -70,6 +71,38 @@ def test_an_optimizer_that_is_not_distributed_is_refused_with_the_remedy(found: 
 
 def test_a_stop_on_one_rank_is_one_on_all(found: dict[str, Any]) -> None:
     assert len(found["ranks"][0]["stop True"][0]) == 1 and len(found["ranks"][0]["stop False"][0]) == 2
+
+
+EVALUATES = """
+import sys, hpcdl
+hpcdl.init()
+import keras, numpy as np
+x, y = np.random.default_rng(3).normal(size=(2, 32, 4))
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+model.compile(hpcdl.DistributedOptimizer("sgd"), "mse", metrics=["mae"])
+part = slice(hpcdl.rank(), None, 2)
+model.fit(x[part], y[part], verbose=0)
+model.evaluate(x[part], y[part], verbose=0, callbacks=[hpcdl.callbacks()])
+model.evaluate(x, y, verbose=0)
+hpcdl.allreduce(np.array(model.evaluate(x[part], y[part], verbose=0)))
+model.evaluate(x, y, verbose=0)
+if len(sys.argv) > 1:
+    model.evaluate(x[part], y[part], verbose=0, return_dict=True)
+elif hpcdl.rank() == 0:
+    model.evaluate(x[:8], y[:8], verbose=0)
+"""
+
+
+@pytest.mark.parametrize("words", [[], ["alone"]])
+def test_an_evaluation_of_a_ranks_own_samples_is_named(
+    session_hpcdl: CommandLine, tmp_path: Path, words: list[str]
+) -> None:
+    (tmp_path / "script.py").write_text(EVALUATES)
+    ended = session_hpcdl(["run", "--ranks", "2", "--run-dir", tmp_path / "run", tmp_path / "script.py", *words])
+    assert ended.code == 0, ended.err
+    lines = [line for line in ended.err.splitlines() if "model.evaluate gave" in line and "on rank 1" in line]
+    noted = [one for one in record_of(tmp_path / "run")["warnings"] if one.startswith("model.evaluate gave")]
+    assert len(lines) == len(words) == len(noted)
 
 
 @pytest.mark.soak

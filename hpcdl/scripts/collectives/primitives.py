@@ -118,6 +118,7 @@ def grouped_allreduce(
     if op not in ADDS:
         raise UsageError(f"op={op!r}: a reduction is one of {', '.join(ADDS)}")
     group = group_of(process_set)
+    _combines()
     if not all(_is_number(value) for value in values):  # a count of samples does not make training distributed
         note_exchange()
 
@@ -151,6 +152,7 @@ def allgather(value: Value, *, process_set: ProcessSet | None = None) -> Value:
     For strings, lists and the like use `allgather_object`.
     """
     group = group_of(process_set)
+    _combines()
     if _are_tensors([value]):
         gathered: Value = _tensors().allgather(group, value)
         return gathered
@@ -236,6 +238,7 @@ def broadcast_object(value: Value, root_rank: int = 0, *, process_set: ProcessSe
 def allgather_object(value: Value, *, process_set: ProcessSet | None = None) -> list[Value]:
     """Return every rank's `value`, anything JSON can hold, in rank order."""
     group = group_of(process_set)
+    _combines()
     group.agree("hpcdl.allgather_object")
     texts = gather_pieces(group.messages, [numpy.frombuffer(_as_json(value), numpy.uint8)])[0]
     return [given_back(json.loads(text.tobytes())) for text in texts]
@@ -249,6 +252,12 @@ def broadcast_variables(variables: Any, root_rank: int = 0, *, process_set: Proc
     to_send = list(variables() if callable(variables) else variables)
     if to_send and group.size > 1:
         _tensors().broadcast_variables(group, to_send, root_rank)
+
+
+def _combines() -> None:
+    """Forget earlier evaluations, whose results the script may combine over the ranks itself."""
+    if (run := session().run) is not None:
+        run.evaluations.clear()
 
 
 def _check_root(group: ScriptGroup, root_rank: int) -> None:

@@ -122,10 +122,11 @@ def execute(
             run.finish_work()
         if communicator.size > 1:
             leave_together(last, watch, called=called)
-            if text := written.warning(last, run_dir):
-                run.warnings.append(text)
-                if last.rank == 0:
-                    watch.actions.log(f"warning: {text}")
+            for text in (written.warning(last, run_dir), run.warning_of_evaluations(last)):
+                if text:
+                    run.warnings.append(text)
+                    if last.rank == 0:
+                        watch.actions.log(f"warning: {text}")
         check_end()
         if not group.num_collectives and (text := nothing_exchanged(last.size)):
             run.warnings.append(text)

@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from hpcdl.scripts.process.group import ScriptGroup
     from hpcdl.scripts.state import State
 
+_EPOCHS, _WEIGHTS = ("epochs", "initial_epoch"), "class_weight"
+"""Arguments of `fit` that ranks must have alike."""
 _OF_RECORD = {
     **{
         prefix + name: f"{prefix}accuracy"
@@ -73,6 +75,8 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self._samples: SamplesOfEpoch | None = None
         self.once: Any = None
         """What this fit trains on once an epoch; None if the script says how many steps an epoch takes."""
+        self.call: Mapping[str, Any] = {}
+        """Those arguments of this fit that ranks must have alike."""
         self.checkpoints: list[Any] = []
         """Keras's checkpoints of this fit, which check the weights on rank 0 only."""
         self._steps = self._epoch = 0
@@ -107,8 +111,13 @@ class AgreeOverRanks(keras.callbacks.Callback):
                 f"hpcdl.callbacks() with {type(optimizer).__name__}, which is not distributed: each rank would train a "
                 f"model of its own; write optimizer=hpcdl.DistributedOptimizer({type(optimizer).__name__}(...))"
             )
-        self.group.agree("the start of model.fit")
+        weights = self.call.get(_WEIGHTS)
+        # Else the ranks with more epochs would wait for one that has left.
+        epochs = [f"{name}={self.call.get(name)}" for name in _EPOCHS]
+        self.group.agree("the start of model.fit", [*epochs, f"{'no ' * (weights is None)}{_WEIGHTS}"])
         if self.group.size > 1:
+            if weights is not None:
+                warn_of_other_settings(self.group, "model.fit", {_WEIGHTS: weights})
             check_adapted(self.model, self.group)
             if vars(self.model).get("compared_with") != id(optimizer):  # once for each `compile`
                 # Not the optimizer itself: after another `compile` it would be taken for one that the model uses.
@@ -343,9 +352,7 @@ def _fit_over_ranks(plain: Callable[..., Any]) -> Callable[..., Any]:
         user_callbacks = bound.arguments.get("callbacks")
         if group is not None and is_initialized():
             check_no_strategy(self.distribute_strategy)
-            data = bound.arguments.get("x")
-            once = bound.arguments.get("steps_per_epoch") is None
-            bound.arguments["callbacks"] = _with_own(user_callbacks, self, group, data, data if once else None)
+            bound.arguments["callbacks"] = _with_own(user_callbacks, self, group, bound.arguments)
         with apart_from_fit(self):
             return plain(*bound.args, **bound.kwargs)
 
@@ -372,22 +379,22 @@ def _evaluation_apart(plain: Callable[..., Any]) -> Callable[..., Any]:
     return evaluate
 
 
-def _with_own(given: Any, model: Any, group: ScriptGroup, data: Any, once: Any) -> Any:
-    """Return the callbacks of a fit to `data`, a list or a user's CallbackList, with hpcdl's callback added.
-
-    `once`: the data if every epoch takes all of it, else None.
-    """
+def _with_own(given: Any, model: Any, group: ScriptGroup, arguments: Mapping[str, Any]) -> Any:
+    """Return the callbacks of a fit with `arguments`, a list or a user's CallbackList, with hpcdl's callback added."""
+    data = arguments.get("x")
+    once = data if arguments.get("steps_per_epoch") is None else None
+    call = {name: arguments[name] for name in (*_EPOCHS, _WEIGHTS) if name in arguments}
     by_hand = isinstance(given, keras.callbacks.CallbackList)
     listed = given.callbacks if by_hand else tf.nest.flatten(given) if given else []
     agreeing = [callback for callback in listed if isinstance(callback, AgreeOverRanks)]
     if any(callback.waits_to_restore for callback in agreeing):
         build_for(model, data)
     for callback in agreeing:
-        callback.once = once
+        callback.once, callback.call = once, call
     if agreeing:
         return given
     added = AgreeOverRanks(session(), group)
-    added.once = once
+    added.once, added.call = once, call
     if not by_hand:
         return [*listed, added]
     added.set_params(given.params)

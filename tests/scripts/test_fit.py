@@ -105,6 +105,36 @@ def test_an_evaluation_of_a_ranks_own_samples_is_named(
     assert len(lines) == len(words) == len(noted)
 
 
+CALLS = """
+import sys, hpcdl
+hpcdl.init()
+import keras, numpy as np
+rank = hpcdl.rank()
+x = np.random.default_rng(rank).normal(size=(32, 4))
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+model.compile(hpcdl.DistributedOptimizer("sgd"), "sparse_categorical_crossentropy")
+model.fit(x, np.arange(32) % 2, verbose=0, **eval(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        ("dict(epochs=1 + rank)", 2, "rank 0 has epochs=1, rank 1 has epochs=2"),
+        ("dict(epochs=2, initial_epoch=rank)", 2, "rank 0 has initial_epoch=0, rank 1 has initial_epoch=1"),
+        ("dict(class_weight={0: 1.0, 1: 1.0 + rank})", 0, "warning: model.fit has class_weight/1 1 on rank 0, 2 on"),
+        ("dict(class_weight={0: 1.0, 1: 2.0})", 0, ""),
+    ],
+)
+def test_a_fit_is_called_alike_on_all_ranks(
+    session_hpcdl: CommandLine, tmp_path: Path, arguments: str, code: int, text: str
+) -> None:
+    (tmp_path / "script.py").write_text(CALLS)
+    ended = session_hpcdl(["run", "--ranks", "2", "--run-dir", tmp_path / "run", tmp_path / "script.py", arguments])
+    assert ended.code == code and text in ended.err
+    assert ("all ranks train one model" in ended.err) == text.startswith("warning")
+
+
 @pytest.mark.soak
 def test_without_callbacks_a_fit_is_the_same_and_files_are_whole(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     """A fit without callbacks is the same. `make test` has callbacks above, and none in test_optimizers.py."""

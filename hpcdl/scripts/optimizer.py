@@ -291,6 +291,7 @@ def _exchange_in(optimizer: Any, exchange: GradientExchange, factor: float, *, s
         variables = trained_by(optimizer) if trainable_variables is None else list(trainable_variables)
         if any(getattr(variable, "overwrite_with_gradient", False) for variable in variables):
             raise UsageError("float8 variables take gradients for values, which are not exchanged; use another policy")
+        _warn_of_clipped(exchange, gradients)
         step["variables"] = variables
         step["there"] = [gradient is not None for gradient in gradients]
         return plain(gradients, trainable_variables)
@@ -309,6 +310,20 @@ def _exchange_in(optimizer: Any, exchange: GradientExchange, factor: float, *, s
     for name, value in (("apply", apply), (CLIP, clip_gradients), ("count_samples", count_samples)):
         set_own(optimizer, name, value)
     set_own(optimizer, "counts_samples", counts)
+
+
+def _warn_of_clipped(exchange: GradientExchange, gradients: Sequence[Any]) -> None:
+    """Warn if a step that is traced has clipped this rank's gradients before the ranks average them."""
+    names = {str(getattr(one, "name", "")) for one in gradients if not tf.executing_eagerly()}
+    # TensorFlow's names of what clips. A gradient of a loss that clips, as PPO's, is named after its tape too.
+    if exchange.group.size > 1 and any("clip_by_" in name and "gradient" not in name for name in names):
+        warn_once(
+            exchange.group,
+            "clipped gradients",
+            "a step clips gradients before the ranks average them, so that results depend on the number of ranks: take "
+            "them with hpcdl.DistributedGradientTape and give them to the plain optimizer, or let the optimizer clip "
+            "(global_clipnorm=, clipnorm=, clipvalue=)",
+        )
 
 
 def _share_loss(optimizer: Any, exchange: GradientExchange) -> None:

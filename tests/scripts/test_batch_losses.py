@@ -72,3 +72,38 @@ def test_losses_that_depend_on_the_number_of_ranks_are_named_once(session_hpcdl:
     lines = [line for line in ended.err.splitlines() if "the loss " in line]
     assert [line.split(":")[2].split(" ", 3)[3] for line in lines] == [f"total {SUM}", f"overlap {OTHER}"]
     assert len([one for one in record_of(tmp_path / "run")["warnings"] if one.startswith("the loss")]) == 2
+
+
+CLIPS = """
+import hpcdl
+hpcdl.init()
+import keras, numpy as np, tensorflow as tf
+x = np.random.default_rng(hpcdl.rank()).normal(size=(8, 4)).astype("float32")
+def train(clip_loss, clip, settings):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    optimizer = hpcdl.DistributedOptimizer(keras.optimizers.SGD(0.1, **settings))
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(clip_loss(model(x)) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(clip(gradients), model.trainable_variables))
+    hpcdl.broadcast_variables(model.variables)
+    step()
+same = lambda one: one
+by_value = lambda values: tf.clip_by_value(values, -1.0, 1.0)
+train(by_value, same, dict(global_clipnorm=0.1))
+print("so far", flush=True)
+train(same, lambda gradients: tf.clip_by_global_norm(gradients, 0.1)[0], {})
+train(same, lambda gradients: [by_value(one) for one in gradients], {})
+"""
+
+
+def test_gradients_that_a_rank_clips_by_itself_are_named_once(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(CLIPS)
+    words = ["run", "--ranks", "2", "--run-dir", tmp_path / "run", tmp_path / "script.py"]
+    ended = session_hpcdl(words)
+    assert ended.code == 0 and ended.err.count("a step clips gradients before the ranks average them") == 1, ended.err
+    (tmp_path / "script.py").write_text(CLIPS.partition("print")[0])
+    ended = session_hpcdl([*words[:4], tmp_path / "right", words[-1]])
+    assert ended.code == 0 and "clips gradients" not in ended.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from hpcdl.scripts.fit.batch_losses import verdict
+from hpcdl.scripts.fit.batch_sums import divides
 from tests.conftest import CommandLine
 from tests.training_runs import record_of
 
@@ -107,3 +109,77 @@ def test_gradients_that_a_rank_clips_by_itself_are_named_once(session_hpcdl: Com
     (tmp_path / "script.py").write_text(CLIPS.partition("print")[0])
     ended = session_hpcdl([*words[:4], tmp_path / "right", words[-1]])
     assert ended.code == 0 and "clips gradients" not in ended.err
+
+
+SUMS = """
+import sys, hpcdl
+hpcdl.init()
+import keras, numpy as np, tensorflow as tf
+kind, number, texts = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+x = np.random.default_rng(hpcdl.rank()).normal(size=(number, 4)).astype("float32")
+weights = tf.Variable(tf.ones((8, 3)))
+total = tf.reduce_sum
+def value(text, v): return eval(text, globals(), {"v": v, "n": tf.cast(tf.shape(v)[0], tf.float32)})
+class Adds(keras.layers.Layer):
+    def __init__(self, text): super().__init__(); self.text = text
+    def call(self, v): self.add_loss(value(self.text, v)); return v
+class Own(keras.Sequential):
+    def train_step(self, data):
+        with tf.GradientTape() as tape: loss = value(self.text, self(data[0], training=True) - data[1])
+        gradients = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights))
+        return {"loss": loss}
+dense = lambda: keras.layers.Dense(1, activity_regularizer="l2", kernel_regularizer="l2")
+for text in texts:
+    first = [keras.Input((4,))]
+    model = Own([*first, dense()]) if kind == "own" else keras.Sequential([*first, Adds(text), dense()])
+    model.text = text
+    model.compile(hpcdl.DistributedOptimizer("sgd"), "mse")
+    model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0)
+"""
+MEANS = (
+    "tf.reduce_mean(v ** 2)", "total(v ** 2) / 8.0", "0.125 * total(v ** 2)", "total(v ** 2) / n",
+    "tf.reduce_mean(total(v ** 2, -1))", "tf.nn.compute_average_loss(total(v ** 2, -1))",
+    "total(tf.reduce_mean(tf.tile(v[:, :1], (1, 8)) ** 2, 0))", "tf.reduce_mean(v) + total(weights ** 2)",
+    "keras.losses.MeanSquaredError()(v, 2 * v)",
+)  # fmt: skip
+"""The parts of a batch of 8 samples each have such a loss, and it is the mean of theirs."""
+
+
+@pytest.mark.parametrize(
+    ("divisors", "text"),
+    [
+        ([1.0], SUM),
+        ([1.0, 100.0], SUM),
+        ([1.0, 16.0], SUM),  # the batch of two ranks
+        ([1.0, 8.0], ""),
+        ([1.0, 8.0, 2.0], ""),
+        ([1.0, 8.0, 100.0], ""),
+        ([1.0, 24.0], ""),  # three values for each sample
+        ([1.0, -8.0], ""),
+    ],
+)
+def test_a_sum_is_a_mean_where_the_number_of_samples_divides_it(divisors: list[float], text: str) -> None:
+    assert divides(divisors, 8, 2) != bool(text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "texts"),
+    [
+        ("own", 24, MEANS),
+        ("added", 24, MEANS),
+        ("own", 25, ["total(v ** 2)"]),  # a last batch of another size: the number is unknown when the step is traced
+        ("added", 24, ["tf.reduce_mean(v) - 0.01 * keras.ops.sum(v ** 2)"]),
+        ("own", 24, ["tf.nn.compute_average_loss(total(v ** 2, -1), global_batch_size=16)"]),
+    ],
+)
+def test_sums_over_a_batch_are_found_where_no_loss_function_has_them(
+    session_hpcdl: CommandLine, tmp_path: Path, kind: str, number: int, texts: Sequence[str]
+) -> None:
+    (tmp_path / "script.py").write_text(SUMS)
+    words = ["run", "--ranks", "2", "--run-dir", tmp_path / "run", tmp_path / "script.py", kind, str(number), *texts]
+    ended = session_hpcdl(words)
+    what = {"own": "a loss in train_step", "added": "a loss given to add_loss"}[kind]
+    assert ended.code == 0, ended.err
+    assert ended.err.count(f"warning: {what} adds up the samples") == (len(texts) == 1)
+    assert ended.err.count(SUM) == (len(texts) == 1)

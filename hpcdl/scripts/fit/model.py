@@ -25,6 +25,7 @@ import tensorflow as tf
 from hpcdl.core.errors import UsageError
 from hpcdl.scripts.collectives import tensors
 from hpcdl.scripts.fit.batch_losses import batch_losses_checked
+from hpcdl.scripts.fit.batch_sums import batch_sums_checked
 from hpcdl.scripts.fit.samples import note_samples
 from hpcdl.step.keras_internals import losses_weighed
 
@@ -225,7 +226,7 @@ def prepare_model(model: Any) -> None:
         model.train_function = None
     if group.size > 1 and not getattr(model.train_step, "known_to_ranks", False):
         own_step = type(model).train_step is not keras.Model.train_step
-        known = _of_batch(model, model.train_step) if own_step else _sharing(model, model.train_step, group)
+        known = (_summing if own_step else _sharing)(model, model.train_step, group)
         set_own(model, "train_step", known)
         model.train_function = None
 
@@ -236,11 +237,21 @@ def _sharing(model: Any, train_step: Callable[[Any], Any], group: ScriptGroup) -
         with (
             weighed_over_ranks(group) if averages else contextlib.nullcontext(),
             batch_losses_checked(group) if averages else contextlib.nullcontext(),
+            batch_sums_checked(group, rows_of_batch, own_step=False) if averages else contextlib.nullcontext(),
             getattr(model.optimizer, "sharing_loss", contextlib.nullcontext)(),
         ):
             return train_step(data)
 
     return _of_batch(model, functools.wraps(train_step)(sharing))
+
+
+def _summing(model: Any, train_step: Callable[[Any], Any], group: ScriptGroup) -> Callable[[Any], Any]:
+    def summing(data: Any) -> Any:
+        averages = any(getattr(optimizer, "averages_ranks", False) for optimizer in optimizers_of(model))
+        with batch_sums_checked(group, rows_of_batch, own_step=True) if averages else contextlib.nullcontext():
+            return train_step(data)
+
+    return _of_batch(model, functools.wraps(train_step)(summing))
 
 
 def _of_batch(model: Any, train_step: Callable[[Any], Any]) -> Callable[[Any], Any]:

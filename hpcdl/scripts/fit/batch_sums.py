@@ -1,0 +1,166 @@
+"""Warn of losses that add up a batch's samples, given to `add_loss` or computed by a train_step of the script's own.
+
+Each rank adds up its own share, and the mean over the ranks is a part of the sum of one process. The graph of the step
+shows such a sum. A constant that divides it may be the number of samples: the first batch tells.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from hpcdl.scripts.process.session import warn_once
+from hpcdl.strategies.base.graph import call_python, outside_graphs
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+    from hpcdl.scripts.process.group import ScriptGroup
+
+_MOST_TENSORS = 2000
+"""Tensors to look at between a loss and its sum, and from there to the batch."""
+_ROUNDING = 1e-4
+_REDUCING = ("Sum", "Mean", "Max", "Min", "Prod")
+_PASSING = ("Identity", "Cast", "Neg", "StopGradient")
+_SCALING = ("Mul", "RealDiv", "DivNoNan")
+_ADDING = ("Add", "AddV2", "AddN", "Sub")
+
+
+@contextlib.contextmanager
+def batch_sums_checked(group: ScriptGroup, rows: Callable[[], Sequence[Any]], *, own_step: bool) -> Iterator[None]:
+    """Trace a training step inside this context: its sums over a batch are looked at in its first batch.
+
+    `rows`: the tensors of the batch. `own_step`: look at what tapes derive, else at what layers add to the loss.
+    """
+    owner, name = (tf.GradientTape, "gradient") if own_step else (keras.layers.Layer, "add_loss")
+    plain, losses = getattr(owner, name), list[Any]()
+
+    @functools.wraps(plain)
+    def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        losses.extend(tf.nest.flatten([*args, *kwargs.values()][:1]))
+        return plain(self, *args, **kwargs)
+
+    vars(noting)["autograph_info__"] = {}  # TensorFlow's mark of functions that AutoGraph does not convert
+    setattr(owner, name, noting)
+    try:
+        yield
+    finally:
+        setattr(owner, name, plain)
+    batch = rows()
+    if tf.executing_eagerly() or not batch:
+        return
+    graph, what = tf.compat.v1.get_default_graph(), "a loss in train_step" if own_step else "a loss given to add_loss"
+    number = batch[0].shape[0]
+    for loss in losses:
+        if getattr(loss, "graph", None) is graph and loss.shape.rank == 0 and (found := divisors_of_sum(loss, number)):
+            group.keep(f"{what} {found}", functools.partial(BatchSum, group, what, found)).trace(batch[0])
+
+
+def divisors_of_sum(loss: Any, number: int | None) -> list[float]:
+    """Return the constants, 1 among them, that divide a sum over a batch in a loss; [] if the graph shows no such sum.
+
+    `number`: how many samples the batch has, None if that is unknown while the step is traced.
+    """
+    waiting, seen = [(loss, [1.0])], set[int]()
+    while waiting and len(seen) < _MOST_TENSORS:
+        current, divisors = waiting.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        operation = current.op
+        inputs, kind = list(operation.inputs), operation.type
+        if kind == "Sum" and _takes_rows(operation) and _has_rows(inputs[0], number):
+            return divisors
+        if kind in _PASSING or (kind == "Mean" and inputs[0].shape.rank == 0):
+            waiting.append((inputs[0], divisors))
+        elif kind in _ADDING:
+            waiting += [(one, divisors) for one in inputs]
+        elif kind in _SCALING:
+            first, second = map(_constant, inputs)
+            if second:
+                waiting.append((inputs[0], [*divisors, 1 / second if kind == "Mul" else second]))
+            elif first and kind == "Mul":
+                waiting.append((inputs[1], [*divisors, 1 / first]))
+    return []
+
+
+def divides(divisors: Sequence[float], number: int, num_ranks: int) -> bool:
+    """Return whether `number`, that of a rank's samples, seems to be among what divides a sum.
+
+    A multiple may count values too, but that by the ranks is the number of all ranks' samples.
+    """
+    known = [abs(divisor) for divisor in (*divisors, math.prod(divisors))]
+    if any(math.isclose(one, number, rel_tol=_ROUNDING) for one in known):
+        return True
+    if any(math.isclose(one, number * num_ranks, rel_tol=_ROUNDING) for one in known[:-1]):
+        return False
+    times = [one / number for one in known]
+    return any(round(one) > 0 and math.isclose(one, round(one), rel_tol=_ROUNDING) for one in times)
+
+
+def _constant(tensor: Any) -> float | None:
+    """Return the number that a tensor always is, or None."""
+    value = tf.get_static_value(tensor)
+    return None if value is None or value.ndim else float(value)
+
+
+def _takes_rows(operation: Any) -> bool:
+    """Return whether an operation reduces over the first dimension."""
+    values, axes, *_ = operation.inputs
+    known = tf.get_static_value(axes)
+    return known is not None and bool(values.shape.rank) and 0 in known.reshape(-1) % values.shape.rank
+
+
+def _has_rows(tensor: Any, number: int | None) -> bool:
+    """Return whether the first dimension of a tensor is that of the batch, which has `number` samples (None: unknown).
+
+    It is followed through operations back to the batch itself, since weights may have as many rows.
+    """
+    waiting, seen = [tensor], set[int]()
+    while waiting and len(seen) < _MOST_TENSORS:
+        current = waiting.pop()
+        if id(current) in seen or not current.shape.rank or current.shape[0] != number:
+            continue
+        seen.add(id(current))
+        operation = current.op
+        if operation.type == "Placeholder" or operation.type.startswith("Iterator"):
+            return True
+        changes = operation.type in _REDUCING and _takes_rows(operation)
+        turns = operation.type == "MatMul" and operation.get_attr("transpose_a")
+        if not changes and not turns and operation.type != "ReadVariableOp":
+            waiting += operation.inputs
+    return False
+
+
+class BatchSum:
+    """One loss that adds up a batch, until its first batch of two samples or more."""
+
+    def __init__(self, group: ScriptGroup, what: str, divisors: Sequence[float]) -> None:
+        self._group, self._what, self._divisors, self._done = group, what, divisors, False
+        with outside_graphs():  # a function that is traced again refuses new variables
+            self._on = tf.Variable(True, trainable=False, name="looks_at_sum")
+
+    def trace(self, rows: Any) -> None:
+        """Add what looks at a batch to the training step; it does nothing in later steps."""
+        if not self._done:
+            tf.cond(self._on, lambda: call_python(self.look, [tf.shape(rows)[0]], tf.bool), lambda: tf.constant(True))
+
+    def look(self, number: Array) -> bool:
+        """Warn if a batch of `number` samples shows that the sum is not divided by them."""
+        if number > 1 and not self._done:
+            self._done = True
+            self._on.assign(False)
+            if not divides(self._divisors, int(number), self._group.size):
+                warn_once(
+                    self._group,
+                    self._what,
+                    f"{self._what} adds up the samples of a batch: the mean over the ranks is a part of the sum that "
+                    "one process has; divide it by the number of the rank's samples, or if all losses are sums, give "
+                    "hpcdl.DistributedOptimizer op='sum'",
+                )
+        return True

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
 
 import pytest
 
+from hpcdl.report.runs.listing import Difference
 from tests.conftest import ROOT, CommandLine
 
 STUDY = ROOT / "tests" / "studies" / "five-hosts"
@@ -147,6 +149,14 @@ def test_settings_that_an_older_record_lacks_are_no_difference(ask_hpcdl: Comman
     assert re.search(r"label-smoothing +not recorded +0.25", reported), reported
     rows = ask_hpcdl(["diff", tmp_path / "old", tmp_path / "new", "--json"]).json()["differences"]
     assert {row["key"]: row["first"] for row in rows}["label-smoothing"] is None
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "ratio"),
+    [(2.0, 3.0, 1.5), (2.0, 0.0, 0.0), (0.0, 3.0, None), (2.0, math.nan, None), (-2.0, -3.0, None), (2.0, -3.0, None)],
+)
+def test_a_ratio_is_of_numbers_that_have_one(first: float, second: float, ratio: float | None) -> None:
+    assert Difference(kind="result", key="loss", first=first, second=second).ratio == ratio
 
 
 def test_a_folder_of_several_runs_is_no_run(ask_hpcdl: CommandLine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -202,10 +203,10 @@ class Difference:
 
     @property
     def ratio(self) -> float | None:
-        """The second number divided by the first."""
-        if self.kind != "result" or not (_is_number(self.first) and _is_number(self.second)) or not self.first:
+        """The second number divided by the first, if both are finite and none is negative."""
+        if self.kind != "result" or not (_is_number(self.first) and _is_number(self.second)):
             return None
-        return float(self.second / self.first)
+        return float(self.second / self.first) if 0 < self.first < math.inf and 0 <= self.second < math.inf else None
 
 
 def differences(first: Path, second: Path) -> list[Difference]:

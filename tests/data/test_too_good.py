@@ -159,3 +159,13 @@ def test_bytes_of_many_channels_may_be_volumes(run_hpcdl: CommandLine, tmp_path:
         np.savez(tmp_path / "a.npz", x=pixels, y=np.arange(12) % 3)
         made = run_hpcdl(["shard", tmp_path / "a.npz", tmp_path / "out", "--dry-run"])
         assert made.code == 0 and ("taken as pictures of 12 channels, which training scales" in made.err) == said
+
+
+@pytest.mark.parametrize(("factor", "said"), [(50.0, True), (0.02, True), (3.0, False)])
+def test_splits_of_which_one_was_normalised_are_said(
+    run_hpcdl: CommandLine, tmp_path: Path, factor: float, said: bool
+) -> None:
+    x = np.random.default_rng(8).normal(size=(80, 6))
+    np.savez(tmp_path / "a.npz", x_train=x[:40], y_train=x[:40, 0], x_test=x[40:] * factor, y_test=x[40:, 0])
+    made = run_hpcdl(["shard", tmp_path / "a.npz", tmp_path / "out", "--dry-run"])
+    assert made.code == 0 and ("was one of them normalised? Scale both alike" in made.err) == said, made.err

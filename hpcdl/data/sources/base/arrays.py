@@ -51,6 +51,7 @@ from hpcdl.data.sources.base.values import (
     labels_in,
     marks_of_missing,
     numbers_in,
+    scales_apart,
     values_in,
 )
 
@@ -105,6 +106,7 @@ class FieldSource:
         fields, arrays = [made for made, _ in settled], [per_part for _, per_part in settled]
         for item, per_part in zip(fields, arrays, strict=True):
             remarks += [line for line in (self.as_fed(item, per_part), marks_of_missing(item, per_part)) if line]
+            remarks += filter(None, [scales_apart(item, per_part, [part.split for part in parts])])
         columns = list(zip(*arrays, strict=True))
         labels = [number for number, item in enumerate(fields) if item.role == "target" and item.kind == "class"]
         kept = [self._finite(part, fields, column, remarks) for part, column in zip(parts, columns, strict=True)]

@@ -24,6 +24,8 @@ _MARKS = (-999, -9999, -99999, -999999, 999, 9999, 99999, 999999, -32768, -(2**3
 _NUMBERS_SHOWN = 5
 LOOKED_AT = 64
 """Most pieces of an array that are searched for such numbers."""
+_APART, _DRAWN, _LEAST_COMPARED = 10, 100_000, 100
+"""Splits are compared by about _DRAWN values each, if there are _LEAST_COMPARED."""
 ABSENT = np.iinfo(np.int64).min
 """Marks a missing label."""
 _WINDOWS, _LEAST_OVERLAP, _LONGEST_WINDOW = 4, 3, 100_000
@@ -144,6 +146,38 @@ def mark_of_missing(name: str, dtype: np.dtype[Any], rows: Callable[[], Iterable
     return (
         f"{name}: {counted(int(count[at]), 'value')} of {mark[places[at]]:g}{where}, all others {least[at]:g} to "
         f"{most[at]:g}: a mark of missing values? It stays a number; if so, write NaN in the source and give --nan skip"
+    )
+
+
+def scales_apart(field: Field, arrays: Sequence[PlacedArray], splits: Sequence[str]) -> str:
+    """Describe two splits whose numbers spread _APART times as far as each other's, as if only one was normalised.
+
+    The spread is that of 90 % of the values, which a few outliers leave alone.
+    """
+    if field.kind != "numbers" or field.dtype == "bool" or not all(array.stored for array in arrays):
+        return ""
+    bounds: dict[str, tuple[float, float]] = {}
+    for split in dict.fromkeys(splits):
+        own = [array for array, name in zip(arrays, splits, strict=True) if name == split]
+        step = max(1, sum(math.prod(array.shape) for array in own) // _DRAWN)
+        while math.gcd(step, math.prod(own[0].shape[1:])) > 1:  # else some columns would never be drawn
+            step += 1
+        chunks = (chunk for array in own for chunk in itertools.islice(array.chunks(), LOOKED_AT))
+        values = np.concatenate([np.empty(0), *(chunk.reshape(-1)[::step].astype(np.float64) for chunk in chunks)])
+        values = values[np.isfinite(values)]
+        if len(values) >= _LEAST_COMPARED:
+            low, high = np.quantile(values, (0.05, 0.95)).tolist()
+            bounds[split] = (low, high)
+    by_spread = sorted(bounds, key=lambda split: bounds[split][1] - bounds[split][0])
+    if len(by_spread) < 2:
+        return ""
+    narrow, wide = by_spread[0], by_spread[-1]
+    (low, high), (lowest, highest) = bounds[narrow], bounds[wide]
+    if not 0 < _APART * (high - low) < highest - lowest:
+        return ""
+    return (
+        f"{field.name}: most values are {low:.3g} to {high:.3g} in {narrow}, and {lowest:.3g} to {highest:.3g} in "
+        f"{wide}: was one of them normalised? Scale both alike"
     )
 
 

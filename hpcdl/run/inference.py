@@ -24,7 +24,7 @@ from hpcdl.core.storage.lock import check_free, writing
 from hpcdl.data.format.dataset import Dataset, Split, open_dataset
 from hpcdl.run.rundir import CONFIG_FILE as RUN_FILE
 from hpcdl.run.rundir import MODEL_FILE, OF_RANKS, PARTING_S, forget_struck, read, without_model
-from hpcdl.run.trained_data import UNKNOWN, read_as_trained
+from hpcdl.run.trained_data import read_as_trained
 
 STRATEGY = "infer"
 """Stands for the strategy in the record of an inference."""
@@ -74,8 +74,8 @@ def prepare(config: InferConfig, model: Path) -> InferencePlan:
         dataset, _, remarks = read_as_trained(
             model, trained, config.data.data, verified=config.data.verify_data, targets=False
         )
-        warnings = [text.removeprefix("warning: ") for text in remarks if text.endswith(UNKNOWN)]
-        notes = [text for text in remarks if text.endswith("as in training")]  # no output depends on the class numbers
+        warnings = [text.removeprefix("warning: ") for text in remarks if text.startswith("warning: ")]
+        notes = [text for text in remarks if not text.startswith("warning: ")]
     else:
         trained = None
         dataset, warnings = _as_the_file_says(config, model)

@@ -197,10 +197,6 @@ def _check_names(given: Dataset, trained: Dataset, field: str, names: Sequence[s
         )
 
 
-UNKNOWN = "is not known, so results may be wrong"
-"""The end of a message about data that cannot be compared with those of the training."""
-
-
 def data_trained_on(run_dir: Path, config: TrainConfig) -> Dataset | None:
     """Return the data that the run was trained on, known by their checksum; None if they are nowhere to be found.
 
@@ -230,7 +226,8 @@ def read_as_trained(
     if trained is None:
         unknown = (
             f"warning: the data that the run was trained on, {config.data.data}, cannot be read: "
-            f"whether {data} numbers its classes and scales its numbers as that did {UNKNOWN}"
+            f"whether {data} numbers its classes and scales its numbers as that did is not known, so results may "
+            "be wrong"
         )
         return dataset, None, [unknown]
     dataset, remarks = fields_as_trained(dataset, trained, targets=targets)

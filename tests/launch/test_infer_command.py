@@ -134,6 +134,14 @@ def test_images_without_labels_are_one_class_that_the_model_need_not_know(
         assert (shard["output"][:].argmax(axis=1) == 3).mean() > 0.7
 
 
+def test_images_of_another_range_are_warned_of(session_hpcdl: CommandLine, trained: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", images=np.full((8, 28, 28, 1), 200.0, np.float32), labels=np.arange(8) % 2)
+    assert session_hpcdl(["shard", tmp_path / "a.npz", tmp_path / "data"]).code == 0
+    done = session_hpcdl(["infer", trained, "--data", tmp_path / "data", "--out", tmp_path / "out"])
+    assert done.code == 0 and "'images' of a.npz holds float32, and uint8 in " in done.err, done.err
+    assert "are both in the same range?" in read_record(tmp_path / "out").warnings[0]
+
+
 def test_the_record_says_how_fast(session_hpcdl: CommandLine, alone: Path) -> None:
     found = read_record(alone).inference
     assert found is not None

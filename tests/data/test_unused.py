@@ -100,6 +100,14 @@ def test_names_of_numbers_with_gaps_leave_no_empty_classes(run_hpcdl: CommandLin
         assert set(shard["labels"][:].tolist()) == {0, 1, 2}
 
 
+def test_flags_whose_names_do_not_fit_are_said(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    source = saved(tmp_path, "h5", images=PIXELS, labels=Y)
+    with h5py.File(source, "r+") as file:
+        file["labels"].attrs.update(flag_values=np.array([0, 1, 2], np.int8), flag_meanings="sea land")
+    made = run_hpcdl(["shard", source, tmp_path / "out"])
+    assert made.code == 0 and "labels: 2 different flag_meanings for 3 flag_values" in made.err
+
+
 def test_a_list_of_classes_that_does_not_fit_is_said(run_hpcdl: CommandLine, tmp_path: Path) -> None:
     words = np.array(["background", "a", "b", "c"], "S")
     made = run_hpcdl(["shard", saved(tmp_path, "h5", images=PIXELS, labels=Y + 1, class_names=words), tmp_path / "out"])

@@ -215,6 +215,12 @@ class ArrayFile:
                 sentences = [f"{name}: {part} never written, and read as {data.fillvalue}"]
             if "flag_masks" in data.attrs:
                 sentences.append(f"{name}: its numbers may be sums of flags (flag_masks): several labels, no class")
+            words, numbers = _flags_of(data)
+            if len(set(words)) != len(numbers):
+                sentences.append(
+                    f"{name}: {len(set(words))} different flag_meanings for {len(numbers)} flag_values, so its numbers "
+                    "have no names"
+                )
         if odd and data.dtype.kind in "fiu":
             sentences.append(
                 f"{name}: not applied are its attributes {', '.join(odd)}, which are no numbers, or too many"
@@ -226,9 +232,8 @@ class ArrayFile:
         with self._reading():
             data, part = self._found(name)
             names = h5py.check_enum_dtype(data.dtype[part] if part else data.dtype)
-            if names is None and {"flag_values", "flag_meanings"} <= set(data.attrs):
-                words = text_of(data.attrs["flag_meanings"]).split()
-                numbers = np.ravel(data.attrs["flag_values"]).tolist()
+            if names is None:
+                words, numbers = _flags_of(data)
                 names = dict(zip(words, numbers, strict=False)) if len(set(words)) == len(numbers) else None
         return {int(number): label for label, number in (names or {}).items()}
 
@@ -380,6 +385,13 @@ class ArrayFile:
                 f"{self._path}: {name} states the shape {data.shape}, and {stored} of its {chunks} chunks are there; "
                 "the file was not written to its end, or is damaged"
             )
+
+
+def _flags_of(data: Any) -> tuple[list[str], list[int]]:
+    """Return the words and numbers of netCDF's flags (CF conventions, section 3.5); both empty for plain numbers."""
+    if not {"flag_values", "flag_meanings"} <= set(data.attrs):
+        return [], []
+    return text_of(data.attrs["flag_meanings"]).split(), np.ravel(data.attrs["flag_values"]).tolist()
 
 
 def _packed_by_unknown(file: Any) -> str:

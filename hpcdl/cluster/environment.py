@@ -55,6 +55,14 @@ def placement(environment: Mapping[str, str] = os.environ) -> Placement | None:
     return None
 
 
+def unused_components(environment: Mapping[str, str] = os.environ) -> str:
+    """Return a remark for a heterogeneous job of Slurm, whose other components get no ranks; else empty."""
+    count = environment.get("SLURM_HET_SIZE", "")
+    if not count.isdigit() or int(count) < 2:
+        return ""
+    return f"this job has {count} components (heterogeneous), and srun starts ranks on the nodes of the first one only"
+
+
 def _of_flux(environment: Mapping[str, str]) -> Placement | None:
     """Return the placement in `flux run`, whose PMI_RANK lacks local ranks; tasks are spread evenly over the nodes.
 

@@ -16,7 +16,7 @@ from typing import Any
 from hpcdl.checkpoint.memory import guarded as copies_guarded
 from hpcdl.checkpoint.memory import place
 from hpcdl.cluster import supervise as local
-from hpcdl.cluster.environment import WITHOUT_MPI_VARIABLE, Placement
+from hpcdl.cluster.environment import WITHOUT_MPI_VARIABLE, Placement, unused_components
 from hpcdl.cluster.launchers import find_launcher
 from hpcdl.cluster.launchers.base import LEFT_OUT_VARIABLE, Launcher, ranks_per_node
 from hpcdl.cluster.limits import check_node
@@ -291,7 +291,7 @@ def plan_under_profile(
     unprofiled: Settings | None = None,
     environment: Mapping[str, str] = NOTHING,
 ) -> tuple[LaunchPlan, list[str]]:
-    """Return the plan of `run` with the profile that fits `model` best, else `unprofiled`, and messages about it.
+    """Return the plan of `run` with the profile that fits `model` best, else `unprofiled`, and messages.
 
     `share` is the number of ranks on each node.
     """
@@ -300,7 +300,8 @@ def plan_under_profile(
     plan = launch_plan(topology, settings, run.ranks, share, chosen=chosen_settings(run))
     named = {"HPCDL_PROFILE": str(profile.path)} if profile else {}
     plan = dataclasses.replace(plan, environment={**plan.environment, **named, **environment})
-    return plan, [profile.sentence] if profile else []
+    warning = [f"warning: {unused}"] if (unused := unused_components()) else []
+    return plan, [*warning, *([profile.sentence] if profile else [])]
 
 
 def train_inside(resolved: ResolvedConfig[TrainConfig], process: Placement, on_event: EventHandler) -> Path:

@@ -1,6 +1,6 @@
 import pytest
 
-from hpcdl.cluster.environment import Placement, placement
+from hpcdl.cluster.environment import Placement, placement, unused_components
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,8 @@ def test_a_task_of_flux_knows_its_node() -> None:
     assert found == Placement(launcher="flux", rank=5, size=8, local_rank=1, local_size=4)
     inside = placement({**task, "PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"})
     assert inside is not None and inside.launcher == "mpich" and inside.size == 2
+
+
+def test_components_without_ranks_are_said() -> None:
+    assert "this job has 2 components" in unused_components({"SLURM_HET_SIZE": "2"})
+    assert unused_components({"SLURM_JOB_ID": "7"}) == "" == unused_components({"SLURM_HET_SIZE": "1"})

@@ -49,6 +49,7 @@ from hpcdl.run.journal import EventHandler, JournalReader
 from hpcdl.run.listing import check_going_back
 from hpcdl.run.plan import RunPlan, check_open_servers, keeps_bytes, prepare
 from hpcdl.run.shrink import check_least, check_shrunk, with_least
+from hpcdl.run.trained_data import description_of
 from hpcdl.strategies.table import find_strategy
 from hpcdl.trace.recorder import collected
 
@@ -105,7 +106,7 @@ def _train(resolved: ResolvedConfig[TrainConfig], on_event: EventHandler) -> tup
         _run(launcher, shrunk, _plan(launcher, shrunk, environment)[0], run_dir, on_event)
 
     with rundir.written(run_dir, run_plan.config.checkpoint) as place_of_run:
-        rundir.create(run_dir, resolved, facts)
+        rundir.create(run_dir, resolved, facts, description_of(run_plan.dataset))
         for text in remarks:
             on_event({"kind": "message", "text": text})
         # Left in reverse: the guard stays until the traces are collected, and the end is noted last.
@@ -379,7 +380,8 @@ def _agreed_run_dir(
         if _finished(run_dir, run_plan, on_event) is not None:
             return str(run_dir), ""
         earlier.append(held.enter_context(rundir.written(run_dir, run_plan.config.checkpoint)))
-        rundir.create(run_dir, run_plan.resolved, rundir.facts_of(run_plan.config, run_plan.dataset.checksum, run_dir))
+        facts = rundir.facts_of(run_plan.config, run_plan.dataset.checksum, run_dir)
+        rundir.create(run_dir, run_plan.resolved, facts, description_of(run_plan.dataset))
         return str(run_dir), uuid.uuid4().hex
 
     run_dir, word = decided(communicator, decide)

@@ -329,7 +329,14 @@ def _trained_on(run_dir: Path, config: TrainConfig, given: Dataset, split: str) 
             return []
         return [f"warning: the model was trained on {split} of {given.name}: this says nothing about new samples"]
     trained = data_trained_on(run_dir, config)
-    count = num_trained_on(trained, given, given.splits[split]) if trained is not None else 0
+    if trained is None:  # read_as_trained has said so
+        return []
+    if trained.folder is None and trained.synthetic is None:
+        return [
+            f"warning: the data that the run was trained on, {config.data.data}, are not there: whether samples of "
+            f"{split} are among them is not known"
+        ]
+    count = num_trained_on(trained, given, given.splits[split])
     if not count:
         return []
     return [

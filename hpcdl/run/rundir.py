@@ -53,18 +53,20 @@ from hpcdl.run.code import digests
 Config = TypeVar("Config")
 CONFIG_FILE = "run.toml"
 MODEL_FILE = "model.keras"
+DATA_FILE = "data.json"
+"""What the manifest of the data says beside their shards (trained_data.py): the data may be gone before the model."""
 PARTING_S = 15.0
 """Time limit for ranks to end; they end within 10 s of the process that started them."""
 OF_RANKS = r"ranks(/.*)?|trace(/\.?rank-\d+\.(trace|place)(\.\w+\.tmp)?)?"
 """The folders of the ranks and their traces. Users put pages of `hpcdl trace` beside the latter."""
 HOLDS = (
-    r"(run\.toml|record\.json|metrics\.jsonl|model\.keras|\.hpcdl-(lock|saved)|\.[\w.-]+\.tmp(/.*)?"
+    r"(run\.toml|data\.json|record\.json|metrics\.jsonl|model\.keras|\.hpcdl-(lock|saved)|\.[\w.-]+\.tmp(/.*)?"
     rf"|{OF_RANKS}|{CHECKPOINTS}(/step-\d{{10}}(/({CHECKPOINT_HOLDS}))?|/\..+\.tmp(/.*)?)?)"
 )
 """Pattern of all paths that hpcdl writes into a run directory."""
-_UNTRAINED = rf"run\.toml|record\.json|metrics\.jsonl|\.hpcdl-lock|\.[\w.-]+\.tmp(/.*)?|{OF_RANKS}"
+_UNTRAINED = rf"run\.toml|data\.json|record\.json|metrics\.jsonl|\.hpcdl-lock|\.[\w.-]+\.tmp(/.*)?|{OF_RANKS}"
 """The same pattern before any training."""
-_LEFT_BY_KILLED = r"run\.toml|record\.json|metrics\.jsonl|model\.keras|\.hpcdl-saved"
+_LEFT_BY_KILLED = r"run\.toml|data\.json|record\.json|metrics\.jsonl|model\.keras|\.hpcdl-saved"
 _OF_ONE_CALL = ("run-dir", "allow", "inject", "from-scratch", "from-step")
 """Settings that a resumed run does not inherit."""
 _HOW_FAR = ("steps", "epochs", "target-accuracy")
@@ -115,11 +117,11 @@ def check_trusted(run_dir: Path, trust: bool) -> None:
 
 @dataclass(frozen=True)
 class EarlierState:
-    """The state of the run directory before a call: the folder that it `made`, or the content of run.toml `there`."""
+    """The state of the run directory before a call: the folder that it `made`, or the content of files `there`."""
 
     run_dir: Path
     made: Made | None
-    there: bytes | None
+    there: Mapping[str, bytes]
 
     @contextmanager
     def restored_if_refused(self) -> Iterator[None]:
@@ -139,8 +141,9 @@ class EarlierState:
 
     def _restore(self) -> bool:
         """Undo what this call changed, and return whether the run directory was removed."""
-        if self.there is not None:
-            write_bytes(self.run_dir / CONFIG_FILE, self.there)
+        if self.there:
+            for name, content in self.there.items():
+                write_bytes(self.run_dir / name, content)
         elif self.made is None:
             remove_content(self.run_dir, _UNTRAINED)
         elif not others_in(self.run_dir, _UNTRAINED):
@@ -166,13 +169,14 @@ def written(run_dir: Path, checkpoint: InterruptionConfig) -> Iterator[EarlierSt
     with writing(run_dir):
         check_place(run_dir, checkpoint)  # under the lock: another call may have begun a run here
         _check_links(run_dir)
-        there = read_bytes(run_dir / CONFIG_FILE) if (run_dir / CONFIG_FILE).exists() else None
+        names = (CONFIG_FILE, DATA_FILE) if (run_dir / CONFIG_FILE).exists() else ()
+        there = {name: read_bytes(run_dir / name) for name in names if (run_dir / name).exists()}
         if (run_dir / FOLDER).is_dir():
             # Rank 0 (after a loss the first survivor) holds this lock while it lives: wait until it has ended.
             with writing(run_dir / FOLDER, PARTING_S):
                 pass
         forget_struck(run_dir)
-        if there is not None:
+        if there:
             swept = [*sweep(run_dir, _LEFT_BY_KILLED), *sweep_unfinished(run_dir)]
             if swept:
                 _log(f"removed what killed ranks had not finished: {', '.join(swept)}")
@@ -364,11 +368,13 @@ def _code(config: TrainConfig, *, model: bool = True) -> dict[str, str]:
     return digests(sorted(named))
 
 
-def create(run_dir: Path, resolved: ResolvedConfig[Any], facts: Mapping[str, Any]) -> None:
-    """Make the folder and write run.toml; `facts` are known at the start beside the settings."""
+def create(run_dir: Path, resolved: ResolvedConfig[Any], facts: Mapping[str, Any], data: str = "") -> None:
+    """Make the folder and write run.toml; `facts` are known at the start beside the settings. `data`: see DATA_FILE."""
     text = toml_text({**as_toml_values(resolved.config), "facts": dict(facts), "origins": resolved.origins})
     try:
         make_folder(run_dir)
+        if data:
+            write_text(run_dir / DATA_FILE, data)
         write_text(run_dir / CONFIG_FILE, text)
     except TargetError:
         raise

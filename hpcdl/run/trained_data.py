@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,10 +18,12 @@ import numpy as np
 from hpcdl.config.schema import CROSS_ENTROPY, ObjectiveConfig, TrainConfig
 from hpcdl.core.errors import HpcdlError, UsageError, suggestion
 from hpcdl.core.records.run_record import read_record
+from hpcdl.core.storage.files import read_json
 from hpcdl.core.units import listed
-from hpcdl.data.format.dataset import KNOWN, PREFIX, Dataset, open_dataset
-from hpcdl.data.format.manifest import Field
+from hpcdl.data.format.dataset import KNOWN, PREFIX, Dataset, described_by, open_dataset
+from hpcdl.data.format.manifest import Field, document_of, manifest_in
 from hpcdl.models.table import MODELS
+from hpcdl.run.rundir import DATA_FILE
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
@@ -197,10 +200,30 @@ def _check_names(given: Dataset, trained: Dataset, field: str, names: Sequence[s
         )
 
 
+def description_of(dataset: Dataset) -> str:
+    """Return what a run keeps of its data for `data_trained_on`, as JSON: classes, fields and scaling, no shards."""
+    if dataset.manifest is None:
+        return ""
+    splits = {name: dataclasses.replace(entry, shards=()) for name, entry in dataset.manifest.splits.items()}
+    manifest = dataclasses.replace(dataset.manifest, splits=splits)
+    return json.dumps({"checksum": dataset.checksum, "manifest": document_of(manifest)}, indent=1) + "\n"
+
+
+def _described(run_dir: Path, checksum: str) -> Dataset | None:
+    """Return the data as the run has described them; None without such a file, as in earlier versions."""
+    path = run_dir / DATA_FILE
+    with contextlib.suppress(HpcdlError, OSError, KeyError, TypeError):
+        document = read_json(path)
+        if document["checksum"] == checksum:
+            return described_by(manifest_in(document["manifest"], path)[0], checksum)
+    return None
+
+
 def data_trained_on(run_dir: Path, config: TrainConfig) -> Dataset | None:
-    """Return the data that the run was trained on, known by their checksum; None if they are nowhere to be found.
+    """Return the data that the run was trained on, known by their checksum; None if nothing is known of them.
 
     The name may be relative to the folder in which the run began: one of those above `run_dir`, or the current one.
+    If they are nowhere, the run itself describes them, without a sample that can be read.
     """
     name, wanted = config.data.data, read_record(run_dir).data_checksum
     above = [] if name.startswith(PREFIX) else [str(folder / name) for folder in run_dir.absolute().parents]
@@ -209,7 +232,7 @@ def data_trained_on(run_dir: Path, config: TrainConfig) -> Dataset | None:
             dataset = open_dataset(candidate, seed=config.run.seed)
             if dataset.checksum == wanted:
                 return dataset
-    return None
+    return _described(run_dir, wanted)
 
 
 def read_as_trained(

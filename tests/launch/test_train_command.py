@@ -228,6 +228,8 @@ def test_a_checkpoint_is_measured_from_another_folder(session_hpcdl: CommandLine
     assert finished.code == 0 and begin in finished.err, finished.err
     assert session_hpcdl(["export", "mine/run", "--to", "keras", "found"], cwd=tmp_path).code == 0  # beside the run
     shutil.rmtree(tmp_path / "mine" / "shards")
+    assert session_hpcdl(["export", "mine/run", "--to", "keras", "described"], cwd=tmp_path).code == 0
+    (tmp_path / "mine" / "run" / "data.json").unlink()  # as in earlier versions
     refused = session_hpcdl(["export", "mine/run", "--to", "keras", "out"], cwd=tmp_path)
     assert refused.code == 2 and "type this in the folder in which the run began" in refused.err
     assert not (tmp_path / "out").exists()
@@ -242,7 +244,11 @@ def test_evaluate_says_that_the_data_of_the_run_is_gone(
     settings.write_text(settings.read_text().replace(str(shards), str(tmp_path / "gone")))
     made = session_hpcdl(["shard", DIGITS, tmp_path / "small", "--image-size", "28", "--split", "train=0.5,val=0.5"])
     assert made.code == 0, made.err
-    finished = session_hpcdl(["evaluate", moved, "--data", tmp_path / "small"])
+    evaluate = ["evaluate", moved, "--data", tmp_path / "small"]
+    finished = session_hpcdl(evaluate)
+    assert finished.code == 0 and "whether samples of val are among them is not known" in finished.err, finished.err
+    (moved / "data.json").write_text("{")  # damaged, or none as in earlier versions
+    finished = session_hpcdl(evaluate)
     assert finished.code == 0, finished.err
     assert "warning: the data that the run was trained on" in finished.err and "may be wrong" in finished.err
 
@@ -265,6 +271,10 @@ def test_classes_are_matched_by_name_from_any_folder(session_hpcdl: CommandLine,
         finished = session_hpcdl(words, cwd=folder)
         assert "classes have the numbers of photos, by their names" in finished.err, finished.err
         assert finished.json()["accuracy"] == 1.0, finished.out
+    shutil.rmtree(work / "shards")
+    finished = session_hpcdl(words, cwd=other)
+    assert "classes have the numbers of photos, by their names" in finished.err, finished.err
+    assert finished.json()["accuracy"] == 1.0, "the run describes the data that are gone"
 
 
 def test_a_savedmodel_serves(trained: Path, session_hpcdl: CommandLine, tmp_path: Path) -> None:

@@ -12,7 +12,10 @@ from hpcdl.config.schema import ScriptConfig, TrainConfig
 from hpcdl.run.code import digests
 from hpcdl.run.rundir import changed_code, changed_script, create, discard, facts_of
 
-OWN = ("run.toml", "record.json", "ranks/all.json", "trace/rank-0.trace", "trace/.rank-1.place.0123456789abcdef.tmp")
+OWN = (
+    "run.toml", "data.json", "record.json", "ranks/all.json", "trace/rank-0.trace",
+    "trace/.rank-1.place.0123456789abcdef.tmp",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("user_s", ["", "notes.txt", "trace/timeline.html", "trace/rank-0.trace.html"])

@@ -6,6 +6,7 @@ costs no more than copying it, sample i is the same on every rank, and a network
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -282,6 +283,12 @@ def open_dataset(data: str, *, seed: int = 0, verified: bool = True) -> Dataset:
     manifest, checksum = read_manifest(folder)
     operations.add(opens=1, stats=2)  # the manifest; and the two checks above
     _check_sizes(folder, manifest, operations)
+    dataset = described_by(manifest, checksum)
+    return dataclasses.replace(dataset, folder=folder, verified=verified, operations=operations)
+
+
+def described_by(manifest: Manifest, checksum: str) -> Dataset:
+    """Return the data set that a manifest describes, of which no sample can be read."""
     return Dataset(
         name=manifest.name,
         fields=tuple(manifest.fields),
@@ -293,10 +300,7 @@ def open_dataset(data: str, *, seed: int = 0, verified: bool = True) -> Dataset:
             name: Split(name=name, num_samples=entry.num_samples, entry=entry)
             for name, entry in manifest.splits.items()
         },
-        folder=folder,
         manifest=manifest,
-        verified=verified,
-        operations=operations,
     )
 
 

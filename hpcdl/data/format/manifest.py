@@ -260,8 +260,8 @@ def checksum_of(document: Mapping[str, Any]) -> str:
     return xxhash.xxh3_64_hexdigest(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest into `folder` atomically; the same content gives the same bytes."""
+def document_of(manifest: Manifest) -> dict[str, Any]:
+    """Return the JSON document of a manifest, with its checksum."""
     document = dataclasses.asdict(dataclasses.replace(manifest, fields=()) if manifest.pictures else manifest)
     for name in ("fields", "understood"):
         if not document[name]:
@@ -272,13 +272,21 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
                 del field_document[name]
     # Through JSON and back: the checksum is of exactly what a reader gets.
     document["checksum"] = checksum_of(json.loads(json.dumps(document)))
-    write_text(folder / FILE_NAME, json.dumps(document, indent=1) + "\n")
+    return document
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest into `folder` atomically; the same content gives the same bytes."""
+    write_text(folder / FILE_NAME, json.dumps(document_of(manifest), indent=1) + "\n")
 
 
 def read_manifest(folder: Path) -> tuple[Manifest, str]:
     """Read the manifest in `folder` and its checksum; CorruptError if it is damaged, unsafe or of another schema."""
-    path = folder / FILE_NAME
-    document = read_json(path)
+    return manifest_in(read_json(folder / FILE_NAME), folder / FILE_NAME)
+
+
+def manifest_in(document: Any, path: Path) -> tuple[Manifest, str]:
+    """Return the manifest in a document that was read from `path`, and its checksum; CorruptError as above."""
     if not isinstance(document, dict) or document.get("schema") not in (SCHEMA, FIELDS_SCHEMA):
         schema = document.get("schema") if isinstance(document, dict) else None
         raise CorruptError(f"{path} has schema {schema!r}, this hpcdl reads {SCHEMA!r} and {FIELDS_SCHEMA!r}")

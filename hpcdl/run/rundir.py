@@ -53,20 +53,20 @@ from hpcdl.run.code import digests
 Config = TypeVar("Config")
 CONFIG_FILE = "run.toml"
 MODEL_FILE = "model.keras"
-DATA_FILE = "data.json"
+DATA_FILE = ".hpcdl-data"
 """What the manifest of the data says beside their shards (trained_data.py): the data may be gone before the model."""
 PARTING_S = 15.0
 """Time limit for ranks to end; they end within 10 s of the process that started them."""
 OF_RANKS = r"ranks(/.*)?|trace(/\.?rank-\d+\.(trace|place)(\.\w+\.tmp)?)?"
 """The folders of the ranks and their traces. Users put pages of `hpcdl trace` beside the latter."""
 HOLDS = (
-    r"(run\.toml|data\.json|record\.json|metrics\.jsonl|model\.keras|\.hpcdl-(lock|saved)|\.[\w.-]+\.tmp(/.*)?"
+    r"(run\.toml|record\.json|metrics\.jsonl|model\.keras|\.hpcdl-(lock|saved|data)|\.[\w.-]+\.tmp(/.*)?"
     rf"|{OF_RANKS}|{CHECKPOINTS}(/step-\d{{10}}(/({CHECKPOINT_HOLDS}))?|/\..+\.tmp(/.*)?)?)"
 )
 """Pattern of all paths that hpcdl writes into a run directory."""
-_UNTRAINED = rf"run\.toml|data\.json|record\.json|metrics\.jsonl|\.hpcdl-lock|\.[\w.-]+\.tmp(/.*)?|{OF_RANKS}"
+_UNTRAINED = rf"run\.toml|record\.json|metrics\.jsonl|\.hpcdl-(lock|data)|\.[\w.-]+\.tmp(/.*)?|{OF_RANKS}"
 """The same pattern before any training."""
-_LEFT_BY_KILLED = r"run\.toml|data\.json|record\.json|metrics\.jsonl|model\.keras|\.hpcdl-saved"
+_LEFT_BY_KILLED = r"run\.toml|record\.json|metrics\.jsonl|model\.keras|\.hpcdl-(saved|data)"
 _OF_ONE_CALL = ("run-dir", "allow", "inject", "from-scratch", "from-step")
 """Settings that a resumed run does not inherit."""
 _HOW_FAR = ("steps", "epochs", "target-accuracy")
@@ -373,9 +373,10 @@ def create(run_dir: Path, resolved: ResolvedConfig[Any], facts: Mapping[str, Any
     text = toml_text({**as_toml_values(resolved.config), "facts": dict(facts), "origins": resolved.origins})
     try:
         make_folder(run_dir)
+        write_text(run_dir / CONFIG_FILE, text)  # first: without it a folder is nobody's run, and must be empty
         if data:
-            write_text(run_dir / DATA_FILE, data)
-        write_text(run_dir / CONFIG_FILE, text)
+            with suppress(OSError):  # without it `evaluate` warns that it knows less: no reason to end a run
+                write_text(run_dir / DATA_FILE, data)
     except TargetError:
         raise
     except OSError as error:

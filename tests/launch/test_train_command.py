@@ -229,7 +229,7 @@ def test_a_checkpoint_is_measured_from_another_folder(session_hpcdl: CommandLine
     assert session_hpcdl(["export", "mine/run", "--to", "keras", "found"], cwd=tmp_path).code == 0  # beside the run
     shutil.rmtree(tmp_path / "mine" / "shards")
     assert session_hpcdl(["export", "mine/run", "--to", "keras", "described"], cwd=tmp_path).code == 0
-    (tmp_path / "mine" / "run" / "data.json").unlink()  # as in earlier versions
+    (tmp_path / "mine" / "run" / ".hpcdl-data").unlink()  # as in earlier versions
     refused = session_hpcdl(["export", "mine/run", "--to", "keras", "out"], cwd=tmp_path)
     assert refused.code == 2 and "type this in the folder in which the run began" in refused.err
     assert not (tmp_path / "out").exists()
@@ -247,7 +247,7 @@ def test_evaluate_says_that_the_data_of_the_run_is_gone(
     evaluate = ["evaluate", moved, "--data", tmp_path / "small"]
     finished = session_hpcdl(evaluate)
     assert finished.code == 0 and "whether samples of val are among them is not known" in finished.err, finished.err
-    (moved / "data.json").write_text("{")  # damaged, or none as in earlier versions
+    (moved / ".hpcdl-data").write_text("{")  # damaged, or none as in earlier versions
     finished = session_hpcdl(evaluate)
     assert finished.code == 0, finished.err
     assert "warning: the data that the run was trained on" in finished.err and "may be wrong" in finished.err

@@ -13,7 +13,7 @@ from hpcdl.run.code import digests
 from hpcdl.run.rundir import changed_code, changed_script, create, discard, facts_of
 
 OWN = (
-    "run.toml", "data.json", "record.json", "ranks/all.json", "trace/rank-0.trace",
+    "run.toml", ".hpcdl-data", "record.json", "ranks/all.json", "trace/rank-0.trace",
     "trace/.rank-1.place.0123456789abcdef.tmp",
 )  # fmt: skip
 

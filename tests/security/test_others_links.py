@@ -320,8 +320,8 @@ def test_a_run_of_the_caller_with_anothers_link_in_it_is_not_resumed(scene: Scen
 
 
 REPLACED = (
-    "model.keras", "ranks/all.json", "ranks/watch/viewed", ".hpcdl-saved", ".run.toml.1.tmp",
-    "checkpoints/.step-0000000009.tmp",
+    "model.keras", "ranks/all.json", "ranks/watch/viewed", ".hpcdl-saved", ".hpcdl-data",
+    ".run.toml.1.tmp", "checkpoints/.step-0000000009.tmp",
 )  # fmt: skip
 
 

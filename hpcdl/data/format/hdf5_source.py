@@ -407,7 +407,8 @@ def _packed_by_unknown(file: Any) -> str:
             if not h5py.h5z.filter_avail(filter_id)
         )
 
-    file.visititems(look)
+    with contextlib.suppress(*DAMAGED):  # what cannot be looked at is damaged, as the caller says
+        file.visititems(look)
     return found[0] if found else ""
 
 

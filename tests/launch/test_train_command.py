@@ -81,7 +81,7 @@ def test_records_say_where_each_rank_computed(trained: Path, capsys: pytest.Capt
 
 def test_what_a_run_leaves_behind(trained: Path) -> None:
     assert {path.name for path in trained.iterdir()} == {
-        "run.toml", "record.json", "metrics.jsonl", "model.keras", "ranks", "trace",
+        "run.toml", ".hpcdl-data", "record.json", "metrics.jsonl", "model.keras", "ranks", "trace",
     }  # fmt: skip
     assert written_by_ranks(trained) == {"all.json"}
     assert [status.state for status in read_statuses(trained / "ranks")] == ["done"] * 2

@@ -226,7 +226,7 @@ def inspect(
 def _warn_of_leaks(folder: Path, overview: Overview | None = None) -> None:
     from hpcdl.data.show.inspection import leaks
 
-    for line in leaks(folder, overview.repeats if overview else None):
+    for line in leaks(folder, overview):
         say(f"warning: {line}")
 
 

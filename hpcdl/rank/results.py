@@ -272,7 +272,7 @@ def _crowded(ranks: Sequence[RankRecord]) -> Iterable[str]:
     crowded = {host: (count, cpus) for host, (count, cpus) in counts.items() if count > cpus > 0}
     if crowded:
         host, (count, cpus) = next(iter(crowded.items()))
-        others = f", and so on {counted(len(crowded) - 1, 'other node')}" if len(crowded) > 1 else ""
+        others = f" (likewise on {counted(len(crowded) - 1, 'other node')})" if len(crowded) > 1 else ""
         yield (
             f"{count} workers share {counted(cpus, 'processor')} of {host}{others}: they slow each other down, so "
             "these times show no scaling"

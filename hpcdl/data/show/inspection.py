@@ -86,6 +86,8 @@ class Overview:
     ranges: Sequence[ValueRange]
     repeats: Sequence[Repeats] | None
     samples: Sequence[DrawnSample]
+    of_two_classes: Sequence[str] = ()
+    """A warning of samples with the same inputs and other classes, if there are any."""
 
 
 def look(folder: Path) -> Overview:
@@ -112,21 +114,25 @@ def look(folder: Path) -> Overview:
                 ]
         finally:
             reader.close()
-    repeats = repeats_of(dataset)
-    return Overview(inspection=inspection, fields=dataset.fields, ranges=ranges, repeats=repeats, samples=drawn)
+    keys = _all_keys(dataset)
+    return Overview(
+        inspection=inspection, fields=dataset.fields, ranges=ranges, samples=drawn,
+        repeats=None if keys is None else _repeats(keys),
+        of_two_classes=[] if keys is None else _with_two_classes(dataset, keys),
+    )  # fmt: skip
 
 
-def leaks(folder: Path, repeats: Sequence[Repeats] | None = None) -> list[str]:
+def leaks(folder: Path, overview: Overview | None = None) -> list[str]:
     """Return a warning for each pair of splits that share samples, and for samples that have several classes.
 
-    `repeats`: those of an Overview; without them samples are compared, unless there are too many to do it in passing.
+    Without an `overview` samples are compared here, unless there are too many to do it in passing.
     """
     dataset = open_dataset(str(folder))
-    keys = None
-    if sum(split.num_samples for split in dataset.splits.values()) <= _MOST_COMPARED:
-        keys = _all_keys(dataset)
-    if repeats is None and keys is not None and len(keys) > 1:
-        repeats = _repeats(keys)
+    repeats, of_two_classes = (overview.repeats, overview.of_two_classes) if overview else (None, [])
+    num_samples = sum(split.num_samples for split in dataset.splits.values())
+    compares = len(dataset.splits) > 1 or _shows_two_classes(dataset)
+    if overview is None and compares and num_samples <= _MOST_COMPARED and (keys := _all_keys(dataset)) is not None:
+        repeats, of_two_classes = _repeats(keys), _with_two_classes(dataset, keys)
     lines = [
         f"{pair.num_samples} of {dataset.splits[pair.split].num_samples} samples of {pair.split} have the same inputs "
         f"as samples of {pair.other}, the first is sample {pair.example} of {pair.split}. If they are copies, results "
@@ -134,13 +140,7 @@ def leaks(folder: Path, repeats: Sequence[Repeats] | None = None) -> list[str]:
         for pair in repeats or ()
         if pair.split != pair.other
     ]
-    return lines + (_with_two_classes(dataset, keys) if keys is not None else [])
-
-
-def repeats_of(dataset: Dataset) -> list[Repeats] | None:
-    """Return the samples with the inputs of others; None if samples have no checksums to compare."""
-    keys = _all_keys(dataset)
-    return None if keys is None else _repeats(keys)
+    return [*lines, *of_two_classes]
 
 
 def _all_keys(dataset: Dataset) -> dict[str, Array] | None:
@@ -154,18 +154,16 @@ def _all_keys(dataset: Dataset) -> dict[str, Array] | None:
     return keys
 
 
-def _with_two_classes(dataset: Dataset, keys: Mapping[str, Array]) -> list[str]:
-    """Return a warning if samples with the same inputs are of different classes.
-
-    Rows of a few numbers may be alike by chance, and do not count.
-    """
+def _shows_two_classes(dataset: Dataset) -> bool:
+    """Return whether equal inputs of different classes are a fault: rows of a few numbers may be alike by chance."""
     targets = dataset.targets
-    if (
-        len(targets) != 1
-        or targets[0].kind != "class"
-        or not targets[0].resident
-        or not any(map(_is_rich, dataset.inputs))
-    ):
+    named = len(targets) == 1 and targets[0].kind == "class" and targets[0].resident
+    return named and any(map(_is_rich, dataset.inputs))
+
+
+def _with_two_classes(dataset: Dataset, keys: Mapping[str, Array]) -> list[str]:
+    """Return a warning if samples with the same inputs are of different classes."""
+    if not _shows_two_classes(dataset):
         return []
     labels = [_labels(dataset, dataset.splits[name]) for name in keys]
     key, label = np.concatenate([*keys.values()]), np.concatenate(labels)
@@ -176,7 +174,7 @@ def _with_two_classes(dataset: Dataset, keys: Mapping[str, Array]) -> list[str]:
         return []
     count = int(np.isin(key, key[order][odd]).sum())
     starts = np.cumsum([0, *map(len, keys.values())])
-    names = dataset.class_names or targets[0].class_names
+    names = dataset.class_names or dataset.targets[0].class_names
 
     def described(at: int) -> str:
         split = int(np.searchsorted(starts, at, side="right")) - 1

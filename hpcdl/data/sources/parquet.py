@@ -213,10 +213,12 @@ class ParquetSource(ColumnSource):
 
     def _times(self, table: _Table, name: str) -> Iterator[tuple[str, str]]:
         """Yield the first and the last time of each piece of a column."""
+        from pyarrow import compute
+
         for chunk in table.chunks(name):
-            values = [str(value) for value in chunk.to_pylist() if value is not None]
-            if values:
-                yield min(values), max(values)
+            ends = compute.min_max(chunk).as_py()
+            if ends["min"] is not None:
+                yield str(ends["min"]), str(ends["max"])
 
     def _numbers(self, table: _Table, name: str) -> PlacedArray:
         """Return a column of numbers; integers with missing values (null) become float64 with NaN."""

@@ -325,7 +325,7 @@ def _with_names(
     for split, count in counts.items():
         members = work / f"members.{split}"
         whole = members.exists()
-        numbers = np.fromfile(members, "<i8") if whole else np.arange(min(count, _NAMES))
+        numbers = np.fromfile(members, "<i8", _NAMES) if whole else np.arange(min(count, _NAMES))
         numbers, listed = numbers[numbers < _NAMES], UNSPLIT if whole else split
         if known:
             names[split] = [known[listed][number] for number in numbers.tolist()]

@@ -192,7 +192,8 @@ def _bounds(column: TableColumn) -> tuple[Any, Any] | None:
     if column.times is not None:
         chunks: list[list[Any]] = [list(pair) for pair in column.times()]
     elif column.kind == "number":
-        chunks = [own[np.isfinite(own)].tolist() for own in column.numbers().chunks()]
+        finite = (own[np.isfinite(own)] for own in column.numbers().chunks())
+        chunks = [[own.min().item(), own.max().item()] for own in finite if own.size]
     elif column.kind == "text":
         chunks = [chunk.tolist() for chunk in _chunks(column.place())]
         if not all(_ISO.fullmatch(word) for chunk in chunks for word in chunk):

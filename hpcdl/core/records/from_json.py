@@ -180,5 +180,8 @@ def schema_of(cls: type) -> dict[str, Any]:
     (_,), named = msgspec.json.schema_components([cls])
     for definition in named.values():
         definition.pop("description", None)  # the docstring, which is for readers of the code
+        for member in definition.get("properties", {}).values():
+            if member.get("default") == {}:
+                del member["default"]  # msgspec >= 0.23 writes it; the schema is the same with every version
     schema: dict[str, Any] = named.pop(cls.__name__)
     return {**schema, "$defs": named} if named else schema

@@ -1,4 +1,5 @@
-# make setup | demo | unit | test | soak | check | clean   for a checkout: everything is in .venv
+# make setup | demo | test | test-all | check | clean    for a checkout: everything is in .venv
+# make unit | soak                                        tests without ranks; the longest tests
 # make peers                                              hpcdl beside other engines: docs/performance.md's tables
 # make docs | packaging | release                          the pages as a site; recipes checked; wheel, sdist and SBOM
 # make install | uninstall | wheelhouse                    for a centre: docs/site-guide.md
@@ -10,11 +11,11 @@ VENV := .venv
 RUNTIME := $(VENV)/.hpcdl-runtime
 DEVELOPMENT := $(VENV)/.hpcdl-development
 
-.PHONY: setup demo unit test soak check peers docs packaging release clean install uninstall wheelhouse help
+.PHONY: setup demo unit test test-all soak check peers docs packaging release clean install uninstall wheelhouse help
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '1,4s/^# //p' Makefile
+	@sed -n '1,5s/^# //p' Makefile
 
 setup: $(RUNTIME)
 
@@ -35,6 +36,9 @@ unit: $(DEVELOPMENT)
 	$(PYTEST) -m "not soak and not mpi and not lab" $(PYTEST_ARGS)
 
 test: $(DEVELOPMENT)
+	$(PYTEST) -m "not soak and not long" $(PYTEST_ARGS)
+
+test-all: $(DEVELOPMENT)
 	$(PYTEST) -m "not soak" $(PYTEST_ARGS)
 
 soak: $(DEVELOPMENT)

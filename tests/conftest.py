@@ -22,6 +22,7 @@ import pytest
 
 from hpcdl.cluster.launchers.mpiexec import Mpiexec, environment_for, find_mpiexec, launch_flags
 from tests.lab import needs
+from tests.promises import files_of_promises
 
 if TYPE_CHECKING:
     from tests.lab.installed import Site
@@ -268,13 +269,19 @@ def needs_of(item: pytest.Item) -> list[str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark lab tests; group tests that share a costly fixture in one process; run the longest groups first."""
+    """Mark lab and long tests; group tests that share a costly fixture in one process; run the longest groups first.
+
+    A test with ranks is long if its file shows no promise, so that `make test` has each promise once.
+    """
+    short = files_of_promises()
     for item in items:
         named = needs_of(item)
         if named:
             item.add_marker("lab")
         elif item.get_closest_marker("lab"):
             raise pytest.UsageError(f"{item.nodeid}: marked lab, but it names nothing of tests/lab/needs.py")
+        if named or (item.get_closest_marker("mpi") and item.path not in short):
+            item.add_marker("long")
         costly = [fixture for fixture in TOGETHER if fixture in getattr(item, "fixturenames", ())]
         for fixture in costly[:1]:
             if group_of(item.nodeid) != fixture:

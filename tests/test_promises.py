@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.promises import rows
 
-HEAD = "| promise | said in | shown by |"
-
-
-def rows() -> list[tuple[str, str, list[str]]]:
-    """Return promise, page and test files of each row."""
-    _, _, table = (ROOT / "CONTRIBUTING.md").read_text().partition(HEAD)
-    found = []
-    for line in table.splitlines()[2:]:
-        if not line.startswith("|"):
-            break
-        promise, page, shown = (cell.strip() for cell in line.strip("|").split("|"))
-        (address,) = re.findall(r"\]\((\S+)\)", page)
-        found.append((promise, address, re.findall(r"`(\S+)`", shown)))
-    return found
+LONG = frozenset({"soak", "long", "lab"})
 
 
-def left_in_make_test(path: Path) -> list[str]:
-    """Return the tests of a file that are not wholly in the long version."""
+def kept(path: Path, without: Collection[str]) -> list[str]:
+    """Return the tests of a file that have none of these marks, of their own or of the file."""
     tree = ast.parse(path.read_text())
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
-    return [one.name for one in functions if "pytest.mark.soak" not in map(ast.unparse, one.decorator_list)]
+    assigned = [node.value for node in tree.body if isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node)]
+    of_file = [mark for value in assigned for mark in (value.elts if isinstance(value, ast.List) else [value])]
+
+    def marked(lines: Iterable[ast.expr]) -> bool:
+        return any(re.match(rf"pytest\.mark\.({'|'.join(without)})\b", ast.unparse(line)) for line in lines)
+
+    return [] if marked(of_file) else [one.name for one in functions if not marked(one.decorator_list)]
 
 
 def test_there_are_promises() -> None:
@@ -43,4 +38,6 @@ def test_a_promise_is_written_somewhere_and_shown_in_every_run(promise: str, pag
     assert tests, f"{promise}: no test"
     for test in tests:
         assert (ROOT / test).is_file(), f"{promise}: {test}"
-        assert left_in_make_test(ROOT / test), f"{promise}: all of {test} is in the long version"
+        assert kept(ROOT / test, {"soak"}), f"{promise}: all of {test} is in `make soak`"
+    needs_the_lab = not any(kept(ROOT / test, {"soak", "lab"}) for test in tests)
+    assert needs_the_lab or any(kept(ROOT / test, LONG) for test in tests), f"{promise}: nothing is in `make test`"

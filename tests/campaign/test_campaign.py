@@ -16,6 +16,7 @@ def struck(folder: Path, names: list[str], tries: int) -> None:
     assert not wrong, "\n".join(map(str, wrong))
 
 
+@pytest.mark.long
 def test_killed_while_shards_are_written_or_hpcdl_is_installed(tmp_path: Path) -> None:
     struck(tmp_path, ["shard", "install"], 2)
 
@@ -24,7 +25,7 @@ def test_killed_while_shards_are_written_or_hpcdl_is_installed(tmp_path: Path) -
 @pytest.mark.soak
 @pytest.mark.parametrize("name", TARGETS)
 def test_killed_at_many_moments(tmp_path: Path, name: str) -> None:
-    """Commands survive many kills; `make test` has two above, and runs in tests/launch/test_resume_command.py."""
+    """Commands survive many kills; `make test-all` has two above, and runs in tests/launch/test_resume_command.py."""
     struck(tmp_path, [name], 10)
 
 

@@ -83,7 +83,7 @@ def test_auto_is_a_value_and_survives_run_toml(kind: type) -> None:
 def test_journal_and_record_tell_what_was_chosen(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:
-    """Journal and record contain the chosen interval; `make test` has a script's (keras/test_kept.py)."""
+    """Journal and record contain the chosen interval; `make test-all` has a script's (keras/test_kept.py)."""
     features = STRATEGIES[strategy].features
     run_dir = tmp_path / "run"
     line = [*SHORT, "--model", "emulated:lenet:0.1s", "--strategy", strategy, "--ranks", "2", "--data", shards]

@@ -210,7 +210,7 @@ def test_copies_that_are_damaged_are_reported_and_not_taken(
 ) -> None:
     """Damaged copies are reported and not used: all copies of rank 1 lose a bit while new ranks start.
 
-    There is no checkpoint, so the run begins again. `make test` has every damage of each file without ranks, above.
+    There is no checkpoint, so the run begins again. `make test-all` has every damage of each file without ranks, above.
     """
     run_dir, near = tmp_path / "run", tmp_path / "near"
     near.mkdir()
@@ -232,7 +232,7 @@ def test_copies_that_are_damaged_are_reported_and_not_taken(
 def test_a_run_that_is_killed_as_a_whole_leaves_nothing(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    """A `ring` run that is killed whole leaves nothing; `make test`: one with a server (test_launcher_command.py)."""
+    """A `ring` run killed whole leaves nothing; `make test-all`: one with a server (test_launcher_command.py)."""
     near = tmp_path / "near"
     near.mkdir()
     line = [*NOTED, "--epochs", "99", "--data", shards, "--run-dir", tmp_path / "run", *ELASTIC]

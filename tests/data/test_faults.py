@@ -66,6 +66,7 @@ def kill_and_resume(command: CommandLine, folder: Path, times: int, seed: int) -
     assert done.json()["kept"] >= partial - 2  # complete shards are kept; those just renamed may not be recorded yet
 
 
+@pytest.mark.long
 def test_killed_while_writing_then_resumed(run_hpcdl: CommandLine, tmp_path: Path) -> None:
     kill_and_resume(run_hpcdl, tmp_path, times=3, seed=1)
 

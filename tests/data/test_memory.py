@@ -33,6 +33,7 @@ def children(pid: int) -> list[int]:
         return []
 
 
+@pytest.mark.long
 def test_memory_stays_bounded(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "hpcdl", "shard", "synthetic:imagenet", str(tmp_path / "out")]
     line += ["--samples", "1600", "--shards", "4", "--workers", "2"]  # 240 MB in shards of 60 MB
@@ -66,6 +67,7 @@ def test_a_long_list_of_samples_is_not_held_in_memory(tmp_path: Path) -> None:
     assert peaks[1] - peaks[0] < 20e6  # the list is 12 MB on disk; a list of Python objects would be 100 MB
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("make", "ending", "sizes"), [
     (parquet_numbers, ".parquet", (128, 256)), (parquet_images, ".parquet", (128, 256)), (csv, ".csv", (2, 8)),
 ])  # fmt: skip
@@ -82,6 +84,7 @@ def test_memory_does_not_grow_with_a_table(
     assert peaks[1] - peaks[0] < 24e6 and peaks[1] < 400e6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["many small samples", "a large sample", "text"])
 def test_a_process_takes_no_more_than_the_plan_says(kind: str, tmp_path: Path) -> None:
     source = tmp_path / "source"

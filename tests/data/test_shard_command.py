@@ -170,6 +170,7 @@ def wait_for(path: Path, pattern: str, num: int = 1) -> None:
 LONG = ["--samples", "4000", "--shards", "60", "--workers", "2"]
 
 
+@pytest.mark.long
 def test_a_second_writer_stops_at_once_and_a_dead_one_lets_go(run_hpcdl: CommandLine, tmp_path: Path) -> None:
     out = tmp_path / "out"
     # Must take longer than the start of two more commands on a busy machine.

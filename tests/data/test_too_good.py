@@ -110,6 +110,7 @@ def named_pictures(root: Path, kind: str, names: list[str]) -> Path:
 PATIENTS = [f"patient{patient:02d}_img{number}" for number in range(4) for patient in range(20)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "names", "said"),
     [

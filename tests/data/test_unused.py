@@ -34,6 +34,7 @@ def saved(folder: Path, kind: str, **arrays: Any) -> Path:
     return folder / "a.h5"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["npz", "h5"])
 @pytest.mark.parametrize(
     ("name", "question"),
@@ -70,6 +71,7 @@ def test_arrays_of_padding_and_errors_are_explained(run_hpcdl: CommandLine, tmp_
     assert made.code == 0 and f"'{name}': padding, missing values or errors? Training does not know" in made.err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("column", "what"),
     [
@@ -151,6 +153,7 @@ def webdataset(root: Path, image: bytes) -> Path:
     return tar(root / "a.tar", {f"{n}.{ending}": content for n in range(12) for ending, content in members.items()})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("save", [parquet, tfrecord, webdataset])
 def test_what_lies_beside_pictures_in_tables_and_records_is_said(
     run_hpcdl: CommandLine, tmp_path: Path, save: Callable[[Path, bytes], Path]

@@ -281,6 +281,7 @@ def test_nothing_but_damaged_pictures_ends_in_an_error(tmp_path: Path) -> None:
         look(tmp_path / "out")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(6))
 def test_no_place_of_a_damaged_picture_hides_it(number: int, tmp_path: Path) -> None:
     """A damaged picture is reported at any position, even as the last sample of the last batch."""

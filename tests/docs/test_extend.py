@@ -55,6 +55,7 @@ def test_the_strategy_trains_as_ring_does(run_hpcdl: CommandLine, acme: dict[str
     assert losses["acme-mean"] == pytest.approx(losses["ring"], rel=1e-5)
 
 
+@pytest.mark.long
 def test_the_source_is_recognised_and_asked_last(run_hpcdl: CommandLine, acme: dict[str, str], tmp_path: Path) -> None:
     rows = np.random.default_rng(1).random((40, 4)).round(3)
     table = np.column_stack([rows, np.arange(40) % 3])
@@ -76,6 +77,7 @@ def test_the_launcher_is_tried_before_the_local_one(acme: dict[str, str]) -> Non
     assert found.stdout.split() == ["local", "acme"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [

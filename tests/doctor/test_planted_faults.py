@@ -221,6 +221,7 @@ def gpu_node(tmp_path: Path, *rows: str, **variables: str) -> Subject:
     return Subject(environment={**os.environ, **on_path(tmp_path), **variables}, devices=tmp_path)
 
 
+@pytest.mark.long
 def test_a_node_whose_tensorflow_does_not_see_its_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = gpu_node(tmp_path, H200)
     monkeypatch.setenv("PATH", subject.environment["PATH"])
@@ -230,6 +231,7 @@ def test_a_node_whose_tensorflow_does_not_see_its_gpu(tmp_path: Path, monkeypatc
     assert "runs here compute on the CPUs" in finding.text and "tensorflow[and-cuda]" in finding.remedy
 
 
+@pytest.mark.long
 def test_a_gpu_with_bad_memory_and_one_that_is_too_hot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bad, hot = H200.replace(", 0,", ", 3,"), H200.replace("Not Active", "Active", 1)
     subject = gpu_node(tmp_path, bad, hot, CUDA_VISIBLE_DEVICES="")
@@ -268,6 +270,7 @@ def test_what_connects_gpus(matrix: str, reported: list[str], tmp_path: Path, mo
     assert texts == ["4 GPUs: NVIDIA H200, 143771 MiB, driver 580.159.04", *reported]
 
 
+@pytest.mark.long
 def test_a_node_whose_driver_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = gpu_node(tmp_path, H200, CUDA_VISIBLE_DEVICES="")
     program(tmp_path / "bin", "nvidia-smi", "echo 'NVIDIA-SMI has failed' >&2; exit 9")
@@ -284,6 +287,7 @@ AMD = {
 """Output of `rocm-smi --showproductname --showmeminfo vram --showdriverversion --json`, as seen from ROCm 5 and 6."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("answer", "reported"), [
     (json.dumps(AMD), (OK, "2 GPUs: AMD Instinct MI250X, 65520 MiB, driver 6.3.6")),
     ("ERROR: no driver", (WARNING, "this node has 2 GPUs, but rocm-smi does not answer")),

@@ -1,6 +1,6 @@
 """Faults on every path: what happens to a run when a worker, rank 0, a server or the launcher is hit, by strategy.
 
-A sample runs in `make test`, all of it three times with `make soak`. In the first try the run is also resumed, and
+A sample runs in `make test-all`, all of it three times with `make soak`. In the first try the run is also resumed, and
 compared with an undisturbed run if its strategy promises the same numbers. With HPCDL_FAULT_TABLE=FILE each try appends
 its result as a line of JSON; `python -m tests.faults.fault_table FILE` turns these lines into the table in
 docs/safety.md.
@@ -54,7 +54,7 @@ IN_EVERY_TEST = {
 }
 """The rest of the table is in the long version; the first try of a case is also resumed and compared with a whole run.
 
-`make test` does so for `ps` in strategies/test_ps.py and for `sync-easgd` in strategies/test_easgd_runs.py.
+`make test-all` does so for `ps` in strategies/test_ps.py and for `sync-easgd` in strategies/test_easgd_runs.py.
 """
 
 

@@ -284,7 +284,7 @@ def test_a_flipped_bit_is_found_where_weights_are_compared(
 ) -> None:
     """A flipped bit keeps numbers finite, so only the comparison of weights finds it.
 
-    `make test` shows it in test_safety_command.py.
+    `make test-all` shows it in test_safety_command.py.
     """
     line = [*SHORT, "--strategy", strategy, "--ranks", "3", "--data", shards, "--run-dir", tmp_path / "run"]
     line += ["--epochs", "1", "--divergence-check-steps", "5", "--inject", "flip:bucket=0@step=7"]
@@ -303,7 +303,7 @@ def test_a_flipped_bit_is_found_where_weights_are_compared(
 def test_no_room_for_a_checkpoint_costs_a_warning(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, way: str
 ) -> None:
-    """A full disk costs a checkpoint and a warning; `make test` has a disk that is really full (test_full_disk.py)."""
+    """A full disk costs a checkpoint and a warning; `make test-all` has a really full disk (test_full_disk.py)."""
     run_dir = tmp_path / "run"
     line = [*SHORT, "--data", shards, "--run-dir", run_dir, "--epochs", "2", "--checkpoint-every", "0.1s"]
     finished = session_hpcdl([*line, "--inject", "full:checkpoint", "--background", way], timeout_s=300)
@@ -377,7 +377,7 @@ def test_every_strategy_continues_when_a_partition_heals(
 ) -> None:
     """Every strategy continues after a partition of its last rank, a server if it has any, and on a slow link.
 
-    `make test` cuts off a rank of a script (keras/test_kept.py) and a node (lab/test_network_faults.py).
+    `make test-all` cuts off a rank of a script (keras/test_kept.py) and a node (lab/test_network_faults.py).
     """
     faults = "partition:rank=2@step=20+1s,link:rank=1:500mbit"
     line = [*line_of(strategy, tmp_path / "run", shards), "--stall-timeout", "10s", "--inject", faults]
@@ -397,7 +397,7 @@ def test_a_rank_that_stays_cut_off_is_named(
 ) -> None:
     """A rank that stays cut off is named.
 
-    `make test` has it for a node (lab/test_network_faults.py), and for a rank that is stopped (test_faults.py).
+    `make test-all` has it for a node (lab/test_network_faults.py), and for a rank that is stopped (test_faults.py).
     """
     line = [*line_of(strategy, tmp_path / "run", shards), "--stall-timeout", "5s"]
     finished = session_hpcdl([*line, "--inject", "partition:rank=1@step=20"], timeout_s=300)
@@ -410,7 +410,7 @@ def test_a_rank_that_stays_cut_off_is_named(
 def test_new_ranks_continue_in_place_of_one_that_stays_cut_off(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    """New ranks replace one that stays cut off; `make test` does so for a node (lab/test_network_faults.py)."""
+    """New ranks replace one that stays cut off; `make test-all` does so for a node (lab/test_network_faults.py)."""
     line = [*line_of("ring", tmp_path / "run", shards), *ELASTIC[:3], "--stall-timeout", "5s"]
     finished = session_hpcdl([*line, "--inject", "partition:rank=1@step=20"], timeout_s=300)
     assert finished.code == 0 and "new ranks continue" in finished.err, finished.err
@@ -422,7 +422,7 @@ def test_new_ranks_continue_in_place_of_one_that_stays_cut_off(
 def test_partitions_at_random_are_the_same_on_every_rank(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    """Random partitions are the same on every rank; `make test` shows it without ranks, as all random ones, above."""
+    """Random partitions are the same on every rank; `make test-all` shows it without ranks, above."""
     line = [*line_of("ring", tmp_path / "run", shards, epochs=3), "--stall-timeout", "10s"]
     finished = session_hpcdl([*line, "--inject", "partition:rank=random@every=1s:seed=3+0.2s"], timeout_s=300)
     assert finished.code == 0, finished.err

@@ -9,6 +9,7 @@ from tests.fuzz.kinds import KINDS
 from tests.fuzz.mutations import SPECIAL
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_hostile_input_ends_in_one_line(kind: str) -> None:
     found = failures(kind, [*SPECIAL, *range(100)])
@@ -22,6 +23,7 @@ def test_much_hostile_input_ends_in_one_line(kind: str) -> None:
     assert not found, "\n".join(map(str, found))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_example_of_a_kind_is_read(kind: str) -> None:
     """The unchanged example of each kind is read without error."""

@@ -26,7 +26,7 @@ ON_A_NODE = tuple(page for page in TASKS if page not in ("batch-job", "install-f
 def cases(pages: tuple[str, ...], *each_time: tuple[str, str]) -> list[Any]:
     """Parametrize each page in both ways; those not in `each_time` run in the long version.
 
-    `make test` submits with the module in test_session.py.
+    `make test-all` submits with the module in test_session.py.
     """
     every = [(way, page) for way in WAYS for page in pages]
     return [pytest.param(*case, marks=() if case in each_time else pytest.mark.soak) for case in every]

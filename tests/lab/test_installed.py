@@ -146,7 +146,7 @@ def test_ranks_on_four_nodes_are_one_job(site: Site, lab_slurm: SlurmLab, versio
 def test_shards_and_training_as_a_user(site: Site, lab_slurm: SlurmLab) -> None:
     """The embedded MPI starts two ranks on one node; data, run and settings are in the user's home.
 
-    In `make test` a user shards and trains in test_session.py.
+    In `make test-all` a user shards and trains in test_session.py.
     """
     assert DIGITS.is_dir()
     commands = (

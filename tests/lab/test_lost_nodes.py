@@ -85,7 +85,7 @@ def test_a_node_of_ranks_goes_down(frail_lab: SlurmLab, how: str, expected: str)
 @pytest.mark.soak
 @pytest.mark.parametrize("how", ["power", "link", "drained"])
 def test_a_run_continues_on_the_nodes_that_are_left(frail_lab: SlurmLab, how: str) -> None:
-    """A run continues on the remaining nodes; `make test` restores it from the memory of those nodes, below."""
+    """A run continues on the remaining nodes; `make test-all` restores it from the memory of those nodes, below."""
     desk = desk_of(frail_lab)
     words = (*TRAIN, "--steps", "200", "--elastic", "--min-workers", "2", "--stall-timeout", "20s")
     number = desk.submit("--nodes", "4", "--time", "10m", "--", *words, run="lost")
@@ -257,7 +257,7 @@ def test_a_node_goes_down_where_no_scheduler_sees_it(
 def test_ranks_on_other_nodes_continue_in_place(frail_lab: SlurmLab, open_mpi_5: Path, victim: int) -> None:
     """A run continues in place after a rank is killed on another node, or beside the process that started all.
 
-    `make test` has it on one node (training/test_in_place.py).
+    `make test-all` has it on one node (training/test_in_place.py).
     """
     desk = desk_of(frail_lab)
     shutil.copytree(open_mpi_5, frail_lab.shared / "openmpi", symlinks=True)

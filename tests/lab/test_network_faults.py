@@ -41,7 +41,7 @@ def test_a_run_continues_when_a_node_is_cut_off_for_a_while(lab_slurm: SlurmLab)
 
 @pytest.mark.soak
 def test_a_node_that_stays_cut_off_is_named(lab_slurm: SlurmLab) -> None:
-    """A node that stays cut off is named; `make test` has runs that continue without one, below."""
+    """A node that stays cut off is named; `make test-all` has runs that continue without one, below."""
     desk = desk_of(lab_slurm, "parted")
     words = (*TRAIN, "--steps", "1000", "--stall-timeout", "8s", "--inject", "partition:host=1@step=20")
     number = desk.submit("--nodes", "3", "--time", "10m", "--", *words, run="parted")

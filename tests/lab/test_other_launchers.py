@@ -73,7 +73,7 @@ def test_a_host_that_is_not_there(lab_ssh: SlurmLab, folder: Path) -> None:
 def test_ibrun(lab_ssh: SlurmLab, folder: Path) -> None:
     """`submit` uses ibrun if $TACC_SYSTEM is set, and its job starts ranks on two nodes by the substitute.
 
-    `make test` has srun, PBS and mpiexec over ssh; ibrun's command line is in cluster/test_launchers.py.
+    `make test-all` has srun, PBS and mpiexec over ssh; ibrun's command line is in cluster/test_launchers.py.
     """
     programs = doubles.write_ibrun(folder / "tacc", Path(sys.executable).with_name("mpiexec.hydra"))
     desk = Desk(lab_ssh, folder, {"TACC_SYSTEM": "lab", "PATH": f"{programs}:/usr/bin:/bin"})

@@ -60,7 +60,7 @@ def test_ranks_meet_whatever_is_on_their_heaps(desk: Desk) -> None:
 
 @pytest.mark.soak
 def test_a_job_trains_on_four_nodes(desk: Desk) -> None:
-    """A job trains on four nodes; `make test` has the tutorial's (test_session.py)."""
+    """A job trains on four nodes; `make test-all` has the tutorial's (test_session.py)."""
     number = desk.submit(
         "--nodes", "4", "--time", "10m", "--",
         "--model", "lenet", "--data", "shards", "--batch-size", "8", "--steps", "4", run="four",
@@ -139,7 +139,7 @@ def test_an_mpi_that_does_not_fit_is_refused_at_the_start(desk: Desk) -> None:
 def test_ranks_that_the_user_starts_leave_together(desk: Desk) -> None:
     """Under the user's own srun a stop that can be resumed is 75 for all ranks; a rank that fails ends the others.
 
-    `make test` shows it for ranks of a script (below).
+    `make test-all` shows it for ranks of a script (below).
     """
     train = f"srun -K1 --mpi=pmi2 -N2 {sys.executable} -m hpcdl train --model lenet --data shards --batch-size 8"
     (desk.folder / "own.sh").write_text(
@@ -229,7 +229,7 @@ def test_a_models_outputs_are_computed_on_two_nodes(desk: Desk) -> None:
 
 @pytest.mark.soak
 def test_the_doctor_looks_at_all_nodes_of_a_job(desk: Desk) -> None:
-    """The doctor checks all nodes of a job; `make test` has nodes with a fault each (test_doctor_nodes.py)."""
+    """The doctor checks all nodes of a job; `make test-all` has nodes with a fault each (test_doctor_nodes.py)."""
     words = ("--nodes", "4", "--name", "look", "--time", "5m", "--", "doctor", "--json", "--data", "shards")
     finished = desk.hpcdl("submit", *words)
     assert finished.code == 0, finished.err
@@ -254,7 +254,7 @@ def test_benchmarks_spread_over_the_nodes_of_a_job(
 ) -> None:
     """Benchmarks of a step and a message, over MPI and gRPC, run on ranks that hpcdl starts from the batch script.
 
-    `make test` has messages on one node (bench/test_pingpong.py).
+    `make test-all` has messages on one node (bench/test_pingpong.py).
     """
     step = f"{sys.executable} -m hpcdl bench step --model lenet --batch-size 4 --steps 4 --allow-grpc --json"
     message = f"{sys.executable} -m hpcdl bench pingpong --sizes 1B,64KiB --repeats 200 --allow-grpc --json"
@@ -280,7 +280,7 @@ def test_benchmarks_spread_over_the_nodes_of_a_job(
 def test_ranks_of_two_nodes_read_at_once(desk: Desk) -> None:
     """Ranks of two nodes read input at once, started by srun or by hpcdl.
 
-    `make test` has both on one node (bench/test_input.py).
+    `make test-all` has both on one node (bench/test_input.py).
     """
     bench = f"{sys.executable} -m hpcdl bench input shards --batch-size 8 --steps 8 --json"
     srun = "srun -K1 --mpi=pmi2 -N2 -n4 --overcommit"

@@ -160,7 +160,7 @@ profile = "none"
 def test_trials_of_a_search_go_side_by_side_on_nodes_of_their_own(queue: SlurmLab) -> None:
     """Trials of a search run side by side on nodes of their own: each takes two of the job's four, for lack of cores.
 
-    `make test` has the runs of a study, above.
+    `make test-all` has the runs of a study, above.
     """
     desk = Desk(queue, queue.shared / "search", repeats=1)
     (desk.folder / "planted").touch()

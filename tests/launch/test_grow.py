@@ -261,7 +261,7 @@ def record_exists(run_dir: Path, workers: int) -> bool:
 def test_every_strategy_grows_back(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
 ) -> None:  # fmt: skip
-    """Every strategy goes from three workers to two and back; `make test` does so with `ring`, above."""
+    """Every strategy goes from three workers to two and back; `make test-all` does so with `ring`, above."""
     run_dir = tmp_path / "run"
     features = STRATEGIES[strategy].features
     servers = 1 if features.servers else 0
@@ -294,7 +294,7 @@ def test_every_strategy_grows_back(
 def test_a_run_that_shrank_in_place_grows_back(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    """A run that shrank in place grows back; `make test` has one that shrank with new ranks, above."""
+    """A run that shrank in place grows back; `make test-all` has one that shrank with new ranks, above."""
     run_dir = tmp_path / "run"
     line = [*SHORT, "--model", "emulated:lenet:0.05s", "--data", shards, "--ranks", "3", "--epochs", "8"]
     line += ["--checkpoint-every", "1h", "--elastic", "--min-workers", "2", "--inject", "kill:rank=0@step=20"]

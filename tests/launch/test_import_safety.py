@@ -56,6 +56,7 @@ def test_another_users_run_must_be_trusted(tmp_path: Path, name: str, monkeypatc
     check_trusted(tmp_path, trust=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "command", [["evaluate"], ["infer"], ["export", "--to", "keras"], ["train", "--resume", "--run-dir"]]
 )

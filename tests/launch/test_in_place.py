@@ -453,7 +453,7 @@ def test_ranks_may_be_lost_between_steps(
 def test_below_the_least_number_of_workers_new_ranks_continue(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    """Below --min-workers new ranks start. `make test` has two losses with enough workers left, above.
+    """Below --min-workers new ranks start. `make test-all` has two losses with enough workers left, above.
 
     It also has new ranks if none can continue in place.
     """
@@ -475,7 +475,7 @@ def test_a_rank_lost_while_the_group_is_mended_leaves_a_run_that_continues(
 ) -> None:
     """A rank lost during a recovery leaves a run that continues, in place or with new ranks, depending on the moment.
 
-    `make test` loses two ranks at once, above.
+    `make test-all` loses two ranks at once, above.
     """
     run_dir = tmp_path / "run"
     line = [*SHORT, "--data", shards, "--ranks", "4", "--run-dir", run_dir, "--elastic", "--min-workers", "1"]
@@ -624,7 +624,7 @@ def test_a_center_outlives_worker_0_and_a_server_that_holds_half_of_it(
 def test_every_method_with_servers_continues_without_a_worker_or_a_server(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str, victim: int
 ) -> None:
-    """Every method with servers survives a lost worker or server; `make test` shows it for `async-easgd`, above."""
+    """Every method with servers survives a lost worker or server; `make test-all` shows it for `async-easgd`, above."""
     run_dir = tmp_path / "run"
     faults = f"kill:rank={victim}@step=30"
     record = trained_with_loss(session_hpcdl, open_mpi_5, shards, run_dir, strategy, faults)
@@ -638,7 +638,7 @@ def test_every_method_with_servers_continues_without_a_worker_or_a_server(
 def test_without_its_last_server_new_ranks_continue(
     open_mpi_5: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
-    """Without its last server a run continues with new ranks; `make test` checks that `roles_left` says so, above."""
+    """Without its last server a run continues with new ranks; `make test-all` checks `roles_left`, above."""
     run_dir = tmp_path / "run"
     line = [*CENTERED, "--strategy", "async-sgd", "--optimizer", "sgd", "--servers", "1", "--data", shards]
     line += ["--checkpoint-every", "0.001s", "--run-dir", run_dir, "--inject", "kill:rank=4@step=40"]

@@ -42,6 +42,7 @@ def advised(text: str) -> str:
     return re.split(r"next: |, or |; (?=hpcdl )", text.strip().splitlines()[-1])[-1]
 
 
+@pytest.mark.long
 def test_what_is_advised_can_be_typed(
     odd: tuple[Path, str], session_hpcdl: CommandLine, ask_hpcdl: CommandLine
 ) -> None:
@@ -120,6 +121,7 @@ def test_settings_without_their_origins_are_resumed(ask_hpcdl: CommandLine, run_
     assert found.code == 0, found.err
 
 
+@pytest.mark.long
 def test_nothing_continues_from_a_checkpoint_without_facts(session_hpcdl: CommandLine, run_dir: Path) -> None:
     with_facts(run_dir, lambda facts: {})
     finished = session_hpcdl(["train", "--resume", "--run-dir", run_dir, "--steps", "30"])

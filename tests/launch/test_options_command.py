@@ -46,7 +46,7 @@ def test_target_accuracy_then_fine_tuning_with_tensorboard(
 
 @pytest.mark.soak
 def test_a_model_that_is_no_classifier(session_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
-    """A regression model trains on images; docs/test_data_tutorials trains one on series in `make test`."""
+    """A regression model trains on images; docs/test_data_tutorials trains one on series in `make test-all`."""
     run_dir = tmp_path / "run"
     arguments = [*ALONE, "--model", f"{PLANTED}:build_regression", "--data", shards, "--epochs", "3",
                  "--learning-rate", "0.002", "--loss", "mean_squared_error",

@@ -83,6 +83,7 @@ def trained(session_hpcdl: CommandLine, tmp_path_factory: pytest.TempPathFactory
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("function", ["registered", "unknown", "function", "network"])
 def test_a_run_with_own_layers_is_evaluated_exported_and_applied(
     session_hpcdl: CommandLine, trained: Path, function: str
@@ -96,6 +97,7 @@ def test_a_run_with_own_layers_is_evaluated_exported_and_applied(
     assert inferred.code == 0, inferred.err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("function", ["unknown", "function", "network"])
 def test_weights_with_own_layers_begin_another_run(session_hpcdl: CommandLine, trained: Path, function: str) -> None:
     weights = f"run-{function}/model.keras"
@@ -103,6 +105,7 @@ def test_weights_with_own_layers_begin_another_run(session_hpcdl: CommandLine, t
     assert f"weights of all layers from {weights}" in reported
 
 
+@pytest.mark.long
 def test_what_the_file_lacks_is_reported(session_hpcdl: CommandLine, trained: Path, tmp_path: Path) -> None:
     elsewhere = session_hpcdl(["evaluate", trained / "run-unknown", *DATA], cwd=tmp_path)
     assert elsewhere.code == 2 and "type this in the folder in which the run began" in elsewhere.err

@@ -108,7 +108,7 @@ def test_a_warning_stops_and_the_run_continues_under_either_mpi(
 ) -> None:
     """SIGUSR1 to the process that the user started stops a run, which can then be resumed; an early signal works too.
 
-    `make test` has Slurm's warning (lab/test_slurm_jobs.py), and SIGTERM (above).
+    `make test-all` has Slurm's warning (lab/test_slurm_jobs.py), and SIGTERM (above).
     """
     run_dir = tmp_path / "run"
     process = start(mpi.hpcdl, [*NOTED, "--data", shards, "--run-dir", run_dir], {"STEP_S": "0.02"})

@@ -123,7 +123,7 @@ def test_a_script_s_clock_that_is_set_moves_no_number(
 ) -> None:
     """A script's clock that is set changes no number; by less, because TensorFlow's own waits follow that clock.
 
-    `make test` shows it for trainings.
+    `make test-all` shows it for trainings.
     """
     run_dir, file = tmp_path / "run", tmp_path / "now"
     line = ["run", "--ranks", "2", "--run-dir", run_dir, HERE.parent / "scripts" / "clocked_script.py", file]
@@ -142,7 +142,7 @@ def test_a_script_s_clock_that_is_set_moves_no_number(
 def test_a_clock_that_is_set_moves_no_time_limit(
     session_hpcdl: CommandLine, library: Path, tmp_path: Path, seconds: int
 ) -> None:
-    """A clock that is set moves no time limit; `make test` runs test_a_clock_that_is_set_moves_no_number."""
+    """A clock that is set moves no time limit; `make test-all` runs test_a_clock_that_is_set_moves_no_number."""
     run_dir, file, limit_s = tmp_path / "run", tmp_path / "now", round(patience(20))
     line = [*LINE, "--strategy", "ring", "--ranks", 2, "--steps", 100_000, "--time-limit", f"{limit_s}s"]
     process = start(session_hpcdl, [*line, "--run-dir", run_dir], stepped(library, file, seconds))

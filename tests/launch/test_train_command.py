@@ -116,7 +116,7 @@ def test_ranks_that_end_well_leave_one_table(
 ) -> None:
     """Ranks that end well leave one table: on a shared file system a file for each of ten thousand ranks takes minutes.
 
-    It holds workers and servers. `make test` checks it for `ps` and `ring` among other tests of such runs.
+    It holds workers and servers. `make test-all` checks it for `ps` and `ring` among other tests of such runs.
     """
     finished = session_hpcdl(four_steps(strategy, shards, tmp_path / "run"), timeout_s=300)
     assert finished.code == 0, finished.err
@@ -296,7 +296,7 @@ def test_training_on_a_staged_copy_gives_the_same_numbers(
 ) -> None:
     """Training on a staged copy gives the same numbers, also with servers, whose ranks have no data to stage.
 
-    `make test` shows it over several nodes in lab/test_shares.py.
+    `make test-all` shows it over several nodes in lab/test_shares.py.
     """
     near = tmp_path / "near"
     near.mkdir()

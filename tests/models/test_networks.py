@@ -234,6 +234,7 @@ def saved(folder: Path, name: str) -> list[Any]:
     return outputs if isinstance(outputs, list) else [outputs]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "names",
     [["cifar10-full", "googlenet-aux"], pytest.param(["alexnet", *VARIANTS], marks=pytest.mark.soak)],

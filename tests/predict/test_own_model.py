@@ -137,6 +137,7 @@ def test_layers_that_runs_lack_come_from_the_model_file(
     assert known != unknown, "the file is not only looked at"
 
 
+@pytest.mark.long
 def test_the_model_file_of_a_run_holds_what_its_record_lacks(
     session_hpcdl: CommandLine, folder: Path, tmp_path: Path
 ) -> None:

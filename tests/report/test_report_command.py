@@ -216,6 +216,7 @@ def costs(run_hpcdl: CommandLine, way: str, *arguments: str | Path) -> dict[str,
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command, most_calls", [("report", 1100), ("runs", 420)])
 def test_what_a_record_costs(ask_hpcdl: CommandLine, tmp_path: Path, command: str, most_calls: int) -> None:
     """The cost per record is bounded, counted in function calls, which a busy machine does not change."""

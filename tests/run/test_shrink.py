@@ -211,8 +211,8 @@ def test_every_sample_of_an_epoch_comes_once_whatever_the_number_of_workers(
 ) -> None:
     """Each sample is taken once per epoch: three workers stop in the first epoch, then one of them is lost, twice.
 
-    The model counts the steps that its checkpoint has, one after another. `make test` has ranks that continue in place
-    (test_in_place.py), and more ranks than before (test_grow.py).
+    The model counts the steps that its checkpoint has, one after another. `make test-all` has ranks that continue in
+    place (test_in_place.py), and more ranks than before (test_grow.py).
     """
     run_dir, note = tmp_path / "run", {"RECORD_DIR": str(tmp_path), "STEP_S": "0.02"}
     share = ["--batch-size", "17", "--keep-batch", "33"] if kept == "keep-batch" else ["--batch-size", "11"]
@@ -245,7 +245,7 @@ def test_a_global_batch_shared_unevenly_gives_the_weights_of_one_shared_evenly(
 ) -> None:
     """A global batch in uneven shares, of 10 or 11 samples in slices of at most 8, gives the weights of two with 16.
 
-    In `make test` tests/strategies/test_contract.py compares uneven shares, in slices too, with `single`.
+    In `make test-all` tests/strategies/test_contract.py compares uneven shares, in slices too, with `single`.
     """
     line = [*SHORT, "--data", shards, "--steps", "12"]
     uneven = [*line, "--ranks", "3", "--keep-batch", "32", "--batch-size", "8", "--run-dir", tmp_path / "uneven"]

@@ -67,6 +67,7 @@ def test_sparse_values_are_left_alone() -> None:
     looks.trace(tf.sparse.from_dense([[1.0], [0.0]]), tf.constant([[1.0], [0.0]]))
 
 
+@pytest.mark.long
 def test_losses_that_depend_on_the_number_of_ranks_are_named_once(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(LOSSES)
     ended = session_hpcdl(["run", "--ranks", "2", "--run-dir", tmp_path / "run", tmp_path / "script.py"])
@@ -101,6 +102,7 @@ train(same, lambda gradients: [by_value(one) for one in gradients], {})
 """
 
 
+@pytest.mark.long
 def test_gradients_that_a_rank_clips_by_itself_are_named_once(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(CLIPS)
     words = ["run", "--ranks", "2", "--run-dir", tmp_path / "run", tmp_path / "script.py"]
@@ -163,6 +165,7 @@ def test_a_sum_is_a_mean_where_the_number_of_samples_divides_it(divisors: list[f
     assert divides(divisors, 8, 2) != bool(text)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "number", "texts"),
     [

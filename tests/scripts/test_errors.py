@@ -97,7 +97,7 @@ def test_an_error_on_one_rank_ends_all(mpi: Mpi, tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("mpi", ["default"], indirect=True)
 def test_an_overflow_on_one_rank_skips_the_step_on_all(mpi: Mpi, tmp_path: Path) -> None:
-    """An overflow on one rank skips the step on all, with a policy; `make test` has a loss scale in test_optimizers."""
+    """An overflow on one rank skips the step on all; `make test-all` has a loss scale in test_optimizers."""
     finished = run(mpi, OVERFLOWING, tmp_path, POLICY="early")
     assert finished.returncode == 0, finished.stderr
     reported = sorted(part.split("]")[0].split(" ", 1) for part in finished.stdout.split("[")[1:])

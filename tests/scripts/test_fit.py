@@ -137,7 +137,7 @@ def test_a_fit_is_called_alike_on_all_ranks(
 
 @pytest.mark.soak
 def test_without_callbacks_a_fit_is_the_same_and_files_are_whole(session_hpcdl: CommandLine, tmp_path: Path) -> None:
-    """A fit without callbacks is the same. `make test` has callbacks above, and none in test_optimizers.py."""
+    """A fit without callbacks is the same. `make test-all` has callbacks above, and none in test_optimizers.py."""
     finished = succeed(run_script(session_hpcdl, HERE / "without_callbacks_script.py", ranks=2, cwd=tmp_path))
     assert finished.out.count("as it should be []") == 2, "and no temporary file is left"
     lines = [line for line in finished.err.splitlines() if line.startswith("hpcdl: ")]

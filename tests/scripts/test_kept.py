@@ -74,7 +74,7 @@ def test_a_script_has_work_for_the_background_and_the_same_numbers(
 ) -> None:
     """Background checkpoints and callbacks keep each epoch's order and all numbers; `off` runs them in the step.
 
-    `make test` compares runs in test_background.py.
+    `make test-all` compares runs in test_background.py.
     """
     losses, where = {}, {}
     for way in ways:

@@ -56,7 +56,7 @@ def test_at_most_five_lines_differ() -> None:
 
 @pytest.mark.soak
 def test_two_ranks_equal_one_process(folder: Path) -> None:
-    """Two ranks equal one process; `make test` shows it in keras/test_optimizers.py and keras/test_fit.py."""
+    """Two ranks equal one process; `make test-all` shows it in keras/test_optimizers.py and keras/test_fit.py."""
     run("keras_fit_before.py", folder, 1, "one.keras", epochs=1)
     run("keras_fit_after.py", folder, 2, "two.keras", epochs=1)
     for one, two in zip(weights_in(folder / "one.keras"), weights_in(folder / "two.keras"), strict=True):

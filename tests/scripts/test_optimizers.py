@@ -60,7 +60,7 @@ QUICK: dict[int, set[str]] = {
     },
     3: set(),
 }
-"""Cases of `make test` by ranks; test_tutorials.py has a loop with a tape, test_primitives.py process sets."""
+"""Cases of `make test-all` by ranks; test_tutorials.py has a loop with a tape, test_primitives.py process sets."""
 Results = Callable[[int], list[dict[str, str]]]
 
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOMS = """
 import importlib, pkgutil, types
 import hpcdl
@@ -19,6 +21,7 @@ print(hidden, hpcdl.rank(), hpcdl.size())
 """
 
 
+@pytest.mark.long
 def test_public_names_are_what_they_say_after_every_room_was_imported(tmp_path: Path) -> None:
     (tmp_path / "rooms.py").write_text(ROOMS)
     finished = subprocess.run([sys.executable, "rooms.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)

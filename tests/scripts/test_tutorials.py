@@ -20,7 +20,7 @@ LEARNT = {
 }
 """Pages that print a whole script, with the output line of its result, and the value that is required."""
 QUICK = ("custom-loop", "text")
-"""The others run in the long version; `make test` has Horovod's scripts and two optimizers in other tests."""
+"""The others run in the long version; `make test-all` has Horovod's scripts and two optimizers in other tests."""
 
 
 def script_of(page: Path) -> str:

@@ -12,7 +12,7 @@ from tests.scripts.scripts import HERE, run_script, succeed
 pytestmark = pytest.mark.mpi
 SCRIPTS = sorted(path.stem for path in (HERE / "user_scripts").glob("*.py"))
 SAMPLE = ("generator_input",)
-"""The other scripts run in the long version; `make test` has a tape and an embedding in test_tutorials.py."""
+"""The other scripts run in the long version; `make test-all` has a tape and an embedding in test_tutorials.py."""
 
 
 def words_of(hpcdl: CommandLine, folder: Path, names: list[str]) -> dict[str, str]:

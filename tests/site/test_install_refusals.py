@@ -211,6 +211,7 @@ def test_a_stopped_install(checkout: Checkout, place: Place, bad_wheels: Path, n
     assert set(files_below(place.folder)) == before
 
 
+@pytest.mark.long
 def test_an_install_stopped_while_it_looks_for_sphinx(open_folder: Path, place: Place, bad_wheels: Path) -> None:
     """A stop during the search for Sphinx ends the install; only a missing Sphinx leads to text pages and a warning."""
     checkout = copy_checkout(open_folder / "with pages", "1.0")

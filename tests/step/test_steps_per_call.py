@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 ABLE = [name for name, info in STRATEGIES.items() if info.features.several_steps]
 TRACED = {"7": ["--trace", "full"]}
 WAYS = {"ring": TRACED}
-"""Compared with one step per call in `make test`: a given number of steps; other runs choose theirs."""
+"""Compared with one step per call in `make test-all`: a given number of steps; other runs choose theirs."""
 
 
 def run(strategy: str, data: Path | str, run_dir: Path, *more: object) -> list[object]:
@@ -78,6 +78,7 @@ def test_losses_and_weights_are_those_of_one_step_a_call(
         assert min(own["parts"].values()) >= 0
 
 
+@pytest.mark.long
 def test_every_step_has_its_loss_bit_for_bit_in_every_kind_of_network(tmp_path: Path) -> None:
     """Every step has its loss bit for bit: with state, random numbers, slices of a batch, float16, changing rates."""
     out = tmp_path / "losses.json"
@@ -100,7 +101,7 @@ def test_every_step_has_its_loss_bit_for_bit_in_every_kind_of_network(tmp_path: 
 def test_a_fault_of_a_batch_strikes_its_step_and_no_other(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, fault: str
 ) -> None:
-    """A fault in a batch strikes its step alone; `make test` has numbers that are not finite, below."""
+    """A fault in a batch strikes its step alone; `make test-all` has numbers that are not finite, below."""
     line = run("single", shards, tmp_path / "run", "--epochs", 2, "--inject", f"{fault}:rank=0@step=37")
     finished = session_hpcdl(line, timeout_s=300)
     assert finished.code == 1

@@ -83,7 +83,7 @@ QUICK, LONG = (
 
 
 SOAKED = {"tree", "recursive-doubling", "halving-doubling", "mpi"}
-"""In the long version only: every `make test` compares their sums with numpy's in collectives/ and mpi/."""
+"""In the long version only: every `make test-all` compares their sums with numpy's in collectives/ and mpi/."""
 EVERY_TIME = [found for found in QUICK if found["strategy"] not in SOAKED and "bucket_size" not in found["exchange"]]
 LONG += [found for found in QUICK if found not in EVERY_TIME]
 

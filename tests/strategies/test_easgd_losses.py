@@ -94,7 +94,7 @@ def test_without_ulfm_the_run_ends_at_once_and_can_be_resumed(
 ) -> None:
     """Without ULFM a run ends at once and can be resumed after the loss of a worker, and then of the server.
 
-    Every `make test` shows the loss of a worker twice, in training/test_grow.py, where new ranks resume by themselves.
+    `make test-all` shows the loss of a worker twice, in training/test_grow.py, where new ranks resume by themselves.
     """
     run_dir, log = tmp_path / "run", tmp_path / "log"
     saved = 0
@@ -170,7 +170,7 @@ def test_with_ulfm_the_run_continues_without_a_killed_worker(
 ) -> None:
     """With ULFM a run continues without a killed rank.
 
-    `make test` shows it for a rank that is stopped or leaves (training/test_faults.py).
+    `make test-all` shows it for a rank that is stopped or leaves (training/test_faults.py).
     """
     run_dir, log = tmp_path / "run", tmp_path / "log"
     with under_ulfm(open_mpi_5, session_hpcdl, shards, tmp_path, steps=400) as job:

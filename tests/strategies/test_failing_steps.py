@@ -66,7 +66,7 @@ SOAKED = {
     "recursive-doubling fails", "halving-doubling fails", "mpi fails", "async-msgd fails", "async-measgd fails",
     "async-sgd alone", "async-msgd alone", "async-measgd alone",
 }  # fmt: skip
-"""In the long version only: `make test` has one or two cases of each family."""
+"""In the long version only: `make test-all` has one or two cases of each family."""
 
 
 def of_each(cases: Iterable[str]) -> pytest.MarkDecorator:

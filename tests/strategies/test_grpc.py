@@ -51,7 +51,7 @@ def single(session_hpcdl: CommandLine) -> Path:
 @pytest.mark.soak
 @pytest.mark.parametrize("strategy", sorted(RUNS))
 def test_equals_single(session_hpcdl: CommandLine, single: Path, strategy: str) -> None:
-    """Training equals `single`. In `make test` one strategy takes steps, in bench/test_step.py and below."""
+    """Training equals `single`. In `make test-all` one strategy takes steps, in bench/test_step.py and below."""
     folder = session_hpcdl.home / strategy
     finished = session_hpcdl([*SGD, *RUNS[strategy], "--batch-size", "8", "--run-dir", folder], timeout_s=200)
     assert finished.code == 0, finished.err
@@ -97,7 +97,7 @@ def test_a_model_with_adapted_normalization_trains_as_on_one_process(run_hpcdl: 
 def test_ranks_that_slurm_started_meet_without_mpi(session_hpcdl: CommandLine, single: Path) -> None:
     """Two tasks as srun would start them on two nodes, here on one node with its own address for the loopback.
 
-    Every `make test` shows the same for ranks that hpcdl starts, below.
+    Every `make test-all` shows the same for ranks that hpcdl starts, below.
     """
     folder = session_hpcdl.home / "grpc-srun"
     arguments = [*SGD, "--strategy", "grpc-ring", "--batch-size", "8", "--run-dir", str(folder)]

@@ -437,8 +437,8 @@ def test_a_run_that_is_stopped_in_a_period_resumes_bit_for_bit(
 ) -> None:
     """A run stopped within a period resumes own weights, optimizer, outer momentum and position, bit for bit.
 
-    The last step exchanges. `make test` runs the method that keeps the most state: it has pending fragments too, in 4
-    bits.
+    The last step exchanges. `make test-all` runs the method that keeps the most state: it has pending fragments too,
+    in 4 bits.
     """
     more = ["--model", f"{PLANTED}:build", "--period", "13", "--steps", "60"]
     more += ["--optimizer", "adam", "--learning-rate", "0.001"]

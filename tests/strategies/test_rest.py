@@ -315,7 +315,7 @@ def test_scripts_take_it_where_the_rest_is_of_gradients(compress: str) -> None:
 def test_a_run_that_is_stopped_resumes_bit_for_bit(
     run_hpcdl: CommandLine, shards: Path, tmp_path: Path, compress: str
 ) -> None:
-    """A stopped run resumes bit for bit. `make test` runs the form that keeps the most state: rests and a factor.
+    """A stopped run resumes bit for bit. `make test-all` runs the form that keeps the most state: rests and a factor.
 
     Above, a worker of each form continues on real ranks.
     """

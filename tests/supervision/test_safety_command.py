@@ -23,7 +23,7 @@ BROKEN = [*SHORT, "--model", f"{PLANTED}:build", "--steps", "30"]
 
 @pytest.mark.soak
 def test_a_rank_asleep_is_named(mpi: Mpi, shards: Path, tmp_path: Path) -> None:
-    """A stopped rank is named. `make test` has it with new ranks (test_inject.py), and a server (test_faults.py)."""
+    """A stopped rank is named. `make test-all` has it with new ranks (test_inject.py), a server (test_faults.py)."""
     run_dir = tmp_path / "run"
     arguments = [*ENDLESS, "--data", shards, "--stall-timeout", "3s", "--run-dir", run_dir]
     process = start(mpi.hpcdl, arguments)
@@ -54,7 +54,7 @@ def test_a_rank_killed_ends_the_run(mpi: Mpi, shards: Path, tmp_path: Path) -> N
 def test_a_planted_fault_is_named(mpi: Mpi, shards: Path, tmp_path: Path, fault: str) -> None:
     """A fault on rank 1 at step 5 is named: images of NaN, one flipped bit of a weight, an exception.
 
-    `make test` has exceptions in failing_steps, in a batch in steps_per_call, in a script in keras/test_run_command.
+    `make test-all` has exceptions in failing_steps, a batch in steps_per_call, a script in keras/test_run_command.
     """
     run_dir = tmp_path / "run"
     arguments = [*BROKEN, "--data", shards, "--divergence-check-steps", "10", "--run-dir", run_dir]

@@ -43,6 +43,7 @@ class SingleWorker(Worker):
         fine = [self._guard.before_exchange(gradients, names)] if self.checks_finite else gradients
         with tf.control_dependencies(fine):
             exchanged = timestamp()
+        # Otherwise the update could begin before the time is read.
         with tf.control_dependencies([exchanged]):
             optimizer.apply(gradients, variables)
         return exchanged

@@ -112,12 +112,14 @@ def wire_of(compress: str, *, repeatable: bool = False) -> Wire:
     if not compression.keeps_rest:
         return WIRES[compression.kind]
     feedback = Feedback(FORMS[compression.kind](compression), repeatable=repeatable)
+    # The form packs inside its own exchange, so the graph converts nothing.
     return Wire(encode=lambda flat: flat, decode=lambda sent, dtype: sent, add=None, feedback=feedback)
 
 
 def warnings_of(compress: str, num_ranks: int) -> list[str]:
     """Warn if `topk` sends more than all values would cost: each value goes to every rank, with its position."""
     compression = parse_compression(compress)
+    # 8 bytes per value to each of p-1 ranks, against 8 (p-1)/p per value on a ring: they are equal at a share of 1/p.
     if compression.kind != "topk" or num_ranks == 1 or compression.percent * num_ranks < 100:
         return []
     return [

@@ -72,6 +72,7 @@ def scales_of(values: Array, largest: int) -> Array:
 
 def divisors(scales: Array) -> Array:
     """Return the divisors of each row's values: (rows, 1)."""
+    # A block of scale 0 has tiny values only: divided by 1 they all round to zero.
     per_row: Array = numpy.where(scales == 0, numpy.float32(1), scales)[:, None]
     return per_row
 
@@ -91,14 +92,16 @@ def sum_in_two_passes(values: Array, rest: Array, communicator: Communicator, fo
         total += form.unpack(packed, total.size)
     new_rest = numpy.empty_like(total)
     packed_sum = form.pack(total, new_rest)
+    # No other rank knows this error, so the next gradient of this rank carries it (docs/decisions/0215).
     rest[own_span] += new_rest
     sums = [numpy.empty(form.packed_bytes(part.stop - part.start), numpy.uint8) for part in parts]
     swap_pieces(communicator, [packed_sum] * communicator.size, sums)
+    # The own part is unpacked too: its exact sum would differ from what the others have.
     for part, packed in zip(parts, sums, strict=True):
         values[part] = form.unpack(packed, part.stop - part.start)
 
 
-LARGEST = 127
+LARGEST = 127  # int8 also has -128, but the scale must serve both signs
 
 
 class Int8:
@@ -143,6 +146,7 @@ def pack_int8(values: Array, rest: Array) -> Array:
         rows = values[part].reshape(shape)
         scales[blocks] = scales_of(rows, LARGEST)
         rounded = numpy.rint(rows / divisors(scales[blocks]))
+        # NaN becomes some integer here; the block's non-finite scale still makes every unpacked value non-finite.
         numbers[part] = rounded.astype(numpy.int8).reshape(-1)
         rounded *= scales[blocks, None]
         numpy.subtract(rows, rounded, out=rest[part].reshape(shape))
@@ -163,6 +167,7 @@ def unpack_int8(packed: Array, length: int) -> Array:
 
 def _halves(packed: Array, length: int) -> tuple[Array, Array]:
     """Return views of the scales and of the numbers in the buffer of `length` packed values."""
+    # Scales come first: the buffer's start is aligned for float32, whatever the length.
     start = 4 * num_blocks(length)
     return packed[:start].view(numpy.float32), packed[start:].view(numpy.int8)
 
@@ -204,10 +209,13 @@ def pack_fp4(values: Array, rest: Array) -> Array:
 
 def _codes(shares: Array) -> Array:
     """Return the code of each of `shares`, -1 to 1, as uint8."""
+    # Without its sign a float32 orders by its bits, exponent first.
     exponents = shares.view(numpy.uint32) & 0x7FFFFFFF
+    # int32, because exponents below the lowest give negative codes.
     codes = ((exponents + _HALF) >> 23).astype(numpy.int32) - _LOWEST
     # From half of the smallest magnitude on that magnitude is at least as near as zero, and the larger one wins a tie.
     codes[(codes == 0) & (exponents >> 23 == _LOWEST)] = 1
+    # The largest exponent is that of NaN: its code does not matter, because the block's scale is NaN as well.
     numpy.clip(codes, 0, 7, out=codes)
     codes[shares < 0] |= SIGN
     as_bytes: Array = codes.astype(numpy.uint8)

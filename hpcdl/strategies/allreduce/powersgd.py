@@ -58,7 +58,9 @@ class PowerSgd:
         self, values: Array, rest: Array, pieces: Sequence[BucketPart], communicator: Communicator, reduce: Reduce
     ) -> None:
         """Replace the sum by the product of the thin matrices; this is exact if the sum has rank R."""
+        # Each span is contiguous, so these are views: writing to a matrix writes to `values`.
         matrices = [values[piece.span].reshape(sides(piece.shape)) for piece in pieces]
+        # Algorithm 1: P = M Q, summed and orthonormalised, then Q = M^T P, summed. P and Q are called left and right.
         lefts = [times(matrix, self._started(piece)) for matrix, piece in zip(matrices, pieces, strict=True)]
         lefts = [orthonormal(left) for left in summed(lefts, reduce)]
         rights = [transposed_times(matrix, left) for matrix, left in zip(matrices, lefts, strict=True)]
@@ -66,6 +68,7 @@ class PowerSgd:
         for piece, matrix, left, right in zip(pieces, matrices, lefts, rights, strict=True):
             piece_rest = rest[piece.span].reshape(matrix.shape)
             for rows in few_rows(matrix):
+                # This rank's own right matrix, not the sum: the rest is its gradient minus its own projection.
                 numpy.subtract(matrix[rows], left[rows] @ right.T, out=piece_rest[rows])
         for piece, matrix, left, right in zip(pieces, matrices, lefts, summed(rights, reduce), strict=True):
             multiply(left, right, matrix)
@@ -81,6 +84,7 @@ class PowerSgd:
         self._right = {
             int(number): right.astype(numpy.float32)
             for number, right in rights.items()
+            # The rank R of a resumed run may differ from the checkpoint's.
             if right.shape[-1] == self._rank
         }
 
@@ -113,6 +117,7 @@ def transposed_times(matrix: Array, left: Array) -> Array:
     """Return the transpose of `matrix` (rows, columns) times `left` (rows, R)."""
     product = numpy.zeros((matrix.shape[1], left.shape[1]), numpy.float32)
     for rows in few_rows(matrix):
+        # These bits may differ between processors: every rank uses only their sum over the ranks.
         product += matrix[rows].T @ left[rows]
     return product
 
@@ -162,6 +167,7 @@ def multiply(left: Array, right: Array, product: Array) -> None:
     across = numpy.ascontiguousarray(right.T)
     for start in range(0, product.shape[0], rows):
         part, factors = product[start : start + rows], left[start : start + rows]
+        # No matrix product here: all ranks must get the same bits (docs/decisions/0216).
         numpy.multiply(factors[:, :1], across[0], out=part)
         for number in range(1, left.shape[1]):
             part += factors[:, number : number + 1] * across[number]

@@ -23,10 +23,6 @@ from hpcdl.collectives.slices import swap_pieces
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array, Communicator
 
-
-if TYPE_CHECKING:
-    from hpcdl.core.protocols import Array, Communicator
-
     Reduce = Callable[[Array], None]
     """Sums a float32 buffer over the ranks in place, by the strategy's own all-reduce."""
 
@@ -81,6 +77,7 @@ class Rests:
 
     def __init__(self, *, repeatable: bool) -> None:
         self._kept: dict[int, Array] = {}
+        # Without repeats both are one dict: a rest is valid as soon as it is kept.
         self._new: dict[int, Array] = {} if repeatable else self._kept
 
     def add_to(self, values: Array, pieces: Sequence[BucketPart]) -> None:
@@ -101,6 +98,7 @@ class Rests:
     def settle(self) -> None:
         """Make the step's rests valid: the step is complete."""
         if self._new is not self._kept:
+            # A new dict for the next step, because the arrays of this one are the valid rests now.
             self._kept, self._new = {**self._kept, **self._new}, {}
 
     def state(self) -> dict[str, Array]:
@@ -113,6 +111,7 @@ class Rests:
         self._new.clear()
         for name, rest in arrays.items():
             number = name.removeprefix(PREFIX)
+            # The form's own entries share the prefix, as `rest/right/3` of powersgd.
             if number != name and number.isdecimal():
                 self._kept[int(number)] = rest.astype(numpy.float32)
 
@@ -178,6 +177,7 @@ class TopK:
     ) -> None:
         """Sum over the ranks the values that each has chosen."""
         indices = numpy.concatenate([piece.start + largest(values[piece.span], self.count(piece)) for piece in pieces])
+        # Positions and values are one message: a value travels as the bits of a uint32.
         own_message = numpy.empty((2, indices.size), numpy.uint32)
         own_message[0] = indices
         own_message[1].view(numpy.float32)[:] = values[indices]

@@ -83,6 +83,7 @@ class AllReduceWorker(Worker):
         """The setting's name in messages."""
         self.warnings = warnings_of(self._compress, self._communicator.size)
         self._collective = self._collective_of(context)
+        # `auto` chooses by measured times, and another all-reduce rounds differently.
         self._workspace = Workspace(measure=not context.deterministic)
         self.loss_share = 1 / self._communicator.size
         group = self._communicator if self._communicator.size > 1 else None
@@ -119,6 +120,7 @@ class AllReduceWorker(Worker):
         names = [variable.path for variable in variables]
         if self._moves_early(gradients):
             averaged, agreed, suspicious = self._sum_up_agreed(gradients, names)
+            # The flag of the last bucket: it exists once all sums have arrived.
             with tf.control_dependencies([suspicious]):
                 exchanged = timestamp()
             with tf.control_dependencies([agreed]):  # weight decay waits for no gradient
@@ -126,6 +128,7 @@ class AllReduceWorker(Worker):
                 optimizer.apply(averaged, variables)
             with tf.control_dependencies([exchanged]):
                 sound = self._guard.unspoilt(suspicious)
+            # The result depends on the check, so that no step ends before it.
             with tf.control_dependencies([sound]):
                 exchanged = tf.identity(exchanged)
             return self._updates_recorded(averaged, agreed, variables, exchanged)
@@ -170,6 +173,7 @@ class AllReduceWorker(Worker):
         """
         if self._communicator.size == 1 or not self.checks_finite or self._in_place:
             return False
+        # The bound by squares holds for float32 only, see SQUARED_BOUND.
         return all(gradient.dtype == tf.float32 for gradient in gradients) and self.leaves_early(gradients)
 
     def _sum_up_agreed(self, gradients: Sequence[Any], names: Sequence[str]) -> tuple[list[Any], Any, Any]:
@@ -186,6 +190,7 @@ class AllReduceWorker(Worker):
 
         def before(number: int) -> list[Any]:
             if number == made_last:
+                # Bounds are in sending order, names in the order of the variables.
                 in_order = tf.gather(tf.concat(bounds, 0), numpy.argsort(sent))
                 agreed.append(self._guard.agreed(in_order, names, self._total))
             return [bounds[number], *agreed]  # the bound first: the exchange overwrites the gradients
@@ -231,6 +236,7 @@ class AllReduceWorker(Worker):
                 previous = [*previous, *before(number)]
             with tf.control_dependencies(previous):
                 scale_of = self._scaler(number) if wire.scaled else None
+                # A 16-bit format is encoded into a copy: then the gradient itself survives the exchange.
                 alone = names[bucket[0]] if names and len(bucket) == 1 and wire.exponent is None else ""
                 # Otherwise the sum for the scale was first, and its finding must not be cleared.
                 first = number == 0 and scale_of is None
@@ -282,6 +288,7 @@ class AllReduceWorker(Worker):
                 self._collective.allreduce(communicator, buffer, self._workspace, wire.add, finished)
             else:
                 feedback.exchange(buffer, pieces, communicator, add_up)
+                # A compressed sum is complete only now, so nothing could be checked while other parts travelled.
                 finished(buffer)
             return buffer
 
@@ -339,7 +346,7 @@ def exchange_bucket(
     received, suspicious = call_python(reduce, [sent], [sent.dtype, tf.bool])
     received = wire.decode(received, flat.dtype)
     received = received if scale is None else received / scale
-    received.set_shape([sum(tensor.shape.num_elements() for tensor in tensors)])
+    received.set_shape([sum(tensor.shape.num_elements() for tensor in tensors)])  # numpy_function loses the shape
     parts = dict(zip(order, unpacked(received, [tensors[position] for position in order]), strict=True))
     return [parts[position] for position in range(len(tensors))], tf.ensure_shape(suspicious, [])
 
@@ -348,6 +355,7 @@ def pieces_of(bucket: Sequence[int], tensors: Sequence[Any]) -> list[BucketPart]
     """Return the position of each of `tensors`, the gradients of the variables `bucket`, in their bucket."""
     order = packed_order(tensors)
     shapes = [tuple(tensors[position].shape) for position in order]
+    # One more start than shapes: the end of the last one.
     starts = itertools.accumulate((math.prod(shape) for shape in shapes), initial=0)
     return [
         BucketPart(variable=bucket[position], start=start, shape=shape)
@@ -357,6 +365,7 @@ def pieces_of(bucket: Sequence[int], tensors: Sequence[Any]) -> list[BucketPart]
 
 def packed_order(tensors: Sequence[Any]) -> list[int]:
     """Return the order of `tensors` in their bucket: first those that can be used without a copy (`unpacked`)."""
+    # `sorted` is stable, so every rank packs in the same order.
     return sorted(range(len(tensors)), key=lambda index: not _stays(tensors[index]))
 
 
@@ -369,6 +378,7 @@ def unpacked(flat: Any, tensors: Sequence[Any]) -> list[Any]:
     if len(tensors) == 1:
         parts = [flat]
     elif any(map(_stays, tensors)):
+        # One more start than lengths: the end of the last one.
         starts = itertools.accumulate(lengths, initial=0)
         parts = [tf.slice(flat, [start], [length]) for start, length in zip(starts, lengths, strict=False)]
     else:
@@ -394,6 +404,7 @@ def shaped(flat: Any, shape: Any) -> Any:
 def broadcast_variables(communicator: Communicator, variables: Sequence[Any], root: int = 0) -> None:
     """Give every rank the root's values of `variables`."""
     for variable in variables:
+        # The array may share the variable's memory, which a broadcast must not write to.
         value = numpy.asarray(variable.numpy()).copy()
         communicator.broadcast(value, root)
         if communicator.rank != root:

@@ -79,11 +79,13 @@ def timestamp() -> Any:
     """
     if has_own_clock():
         return -tf.timestamp()
+    # The result of a Python function has no shape for TensorFlow.
     return tf.ensure_shape(call_python(WALL.now_s, [], tf.float64), [])
 
 
 def seconds_after(stamp: Any, seconds: Any) -> Any:
     """Return the `timestamp` `seconds` after `stamp`; both are scalar float64 tensors."""
+    # Stamps of TensorFlow's own clock are negative.
     return stamp - seconds if has_own_clock() else stamp + seconds
 
 
@@ -103,6 +105,7 @@ def has_own_clock() -> bool:
 
     Graphs of TensorFlow 1 are excluded: their errors would appear only when they run.
     """
+    # Only an eager call raises its error at once; in a graph it would be raised by the steps.
     with tf.init_scope():
         if not tf.executing_eagerly():
             return False
@@ -140,6 +143,7 @@ def update_recorded(recorder: Recorder, bucket: int, began: Any, variables: Sequ
 
     def keep(began: Array) -> Array:
         now_s = time.monotonic()
+        # `began` is a Unix time; spans are on the monotonic clock.
         recorder.span(UPDATING, now_s - max(WALL.now_s() - float(began), 0.0), now_s, bucket=bucket)
         return numpy.zeros_like(began)
 
@@ -173,6 +177,7 @@ def if_ever(condition: Any, then: Callable[..., Any], otherwise: Any, inputs: Se
     older = not tf.compat.v1.executing_eagerly_outside_functions()
     if tf.executing_eagerly() or older or any(one.device_type != "CPU" for one in tf.config.list_physical_devices()):
         return tf.cond(condition, lambda: then(*inputs), lambda: otherwise)
+    # Both branches of an If take the same inputs, so `otherwise` is one of them.
     inputs = [otherwise, *inputs]
     kinds = [tf.TensorSpec(one.shape, one.dtype) for one in inputs]
     chosen, otherwise_graph = (
@@ -203,6 +208,7 @@ def connected(
         omission = f" and {len(idle) - _MOST_LISTED} more" if len(idle) > _MOST_LISTED else ""
         log(f"the loss does not depend on {', '.join(idle[:_MOST_LISTED])}{omission}: no gradient moves that")
     return [
+        # The gradient of an embedding comes as IndexedSlices; a bucket is flat memory.
         tf.zeros(variable.shape, variable.dtype) if gradient is None else tf.convert_to_tensor(gradient)
         for gradient, variable in zip(gradients, variables, strict=True)
     ]
@@ -255,6 +261,7 @@ class FiniteGuard:
             exchange(buffer, look)
             if not finite:
                 self._suspicious = True
+                # Sticky over the buckets of a step: the last bucket's flag speaks for all.
                 if alone:
                     self._overwritten[alone] = all_finite(sample, exponent)
             return buffer, self._suspicious
@@ -274,8 +281,10 @@ class FiniteGuard:
         """
 
         def agree(bounds: Array) -> bool:
+            # float64: the sum over many ranks must not overflow by itself.
             largest = numpy.max(bounds, keepdims=True).astype(numpy.float64)
             total(largest)
+            # Every rank has the same sum, so either all enter the collective `_judge` or none. NaN also enters.
             if not largest[0] <= LARGEST_SUM:
                 self._judge([name for name, bound in zip(names, bounds, strict=True) if not numpy.isfinite(bound)])
             return True
@@ -289,6 +298,7 @@ class FiniteGuard:
         """
 
         def judge(finite: Array) -> bool:
+            # An overwritten gradient now is the sum; its sample tells about this rank's own values.
             flags = dict(zip(names, finite, strict=True)) | self._overwritten
             self._judge([name for name, fine in flags.items() if not fine])
             return True

@@ -94,6 +94,7 @@ def origins_of(claims: Sequence[Claim | None]) -> list[Origin]:
     origins, reached = list[Origin](), 0
     for rank in sorted(holders, key=lambda rank: _claim(claims, rank).start):
         start, stop = _claim(claims, rank)[:2]
+        # What lies before a surviving server's part was on a lost one.
         origins += [Origin(freshest, reached, start), Origin(rank, start, stop)]
         reached = stop
     origins.append(Origin(freshest, reached, _claim(claims, freshest).stop))
@@ -122,6 +123,7 @@ def gather_center(left: Communicator, part: CenterPart | None) -> Center | None:
     start = 0 if part is None else part.start
     _bring(left, origins, center.values, start, None if part is None else part.values)
     if center.velocity is not None:
+        # Copies on workers have no velocity: those elements stay zero.
         moving = [origin for origin in origins if _claim(claims, origin.rank).has_velocity]
         _bring(left, moving, center.velocity, start, None if part is None else part.velocity)
     return center
@@ -135,6 +137,7 @@ def _claim(claims: Sequence[Claim | None], rank: int) -> Claim:
 
 def _bring(left: Communicator, origins: Sequence[Origin], target: Array, start: int, held: Array | None) -> None:
     """Fill `target` on the first rank with the elements of `origins`; this rank has `held`, from element `start` on."""
+    # Every rank walks the same list, so blocking messages match without tags.
     for origin in origins:
         part = slice(origin.start, origin.stop)
         if origin.rank == left.rank:

@@ -46,7 +46,9 @@ class CenterReplica(Replica):
         """Initialise the center with worker 0's `weights`."""
         self.start_weights(weights)
         self._buffer, self._known = weights.copy(), self.count
+        # Only worker 0's checkpoint has it (`PullingReplica.state`).
         velocity = self._restored.get("replica/center_velocity") if self.group.rank == 0 else None
+        # What the survivors had is newer than the checkpoint.
         if self._given is not None:
             velocity = self._given.velocity
         self._link.start(weights, sizes, count=self.count, total=self.total, velocity=velocity)
@@ -69,6 +71,7 @@ class CenterReplica(Replica):
         """Return the current center; if servers work in rank order every worker must ask."""
         center = numpy.empty_like(self.weights)
         if self._left:
+            # Servers do not answer a worker that has left: this is the last center it received.
             center[:] = self._buffer
         else:
             self._link.fetch(center)
@@ -96,6 +99,7 @@ class CenterReplica(Replica):
         began = time.perf_counter()
         self._link.exchange(sent, reply, rate, steps)
         took = time.perf_counter() - began
+        # After the reply is complete: recovery prefers the copy with the most updates.
         self._known = self._link.count
         self._quickest_s = min(self._quickest_s, took)
         # The time beyond the fastest exchange was spent waiting for other workers' exchanges.
@@ -184,6 +188,7 @@ class ElasticReplica(CenterReplica):
 
     def _exchange(self) -> None:
         self.check_finite(self.weights, "the value")
+        # Worker and center move by the same alpha: otherwise the sum of center and workers' weights drifts.
         self._rate = self.alpha(self.learning_rate)
         self._ask(self.weights, self._spare, self._rate, self.elastic.period_steps)
         self._buffer, self._spare = self._spare, self._buffer
@@ -213,10 +218,12 @@ class PullingReplica(CenterReplica):
 
     def state(self) -> dict[str, Array]:
         """Return the center's velocity, which worker 0 saves for the servers."""
+        # Servers do not answer a worker that has left.
         if self.group.rank != 0 or self._left:
             return {}
         velocity = numpy.empty_like(self.weights)
         self._link.fetch_velocity(velocity)
+        # A rule without velocity answers zeros, and a checkpoint then needs no entry.
         return {"replica/center_velocity": velocity} if velocity.any() else {}
 
     def _copy(self) -> Array:

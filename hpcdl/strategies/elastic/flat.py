@@ -86,6 +86,7 @@ class FlatWorker(Worker):
             raise HpcdlError("the model's trainable variables changed after the start; freeze layers before training")
         weights, exchanged = call_python(self._step, [one_buffer(gradients)], [tf.float32, tf.float64])
         assign_pieces(variables, weights)
+        # Keras's optimizer is never called, but schedules and records read its step count.
         optimizer.iterations.assign_add(1)
         return tf.ensure_shape(exchanged, [])
 
@@ -134,6 +135,7 @@ class FlatWorker(Worker):
     def _step(self, gradient: Array) -> tuple[Array, float]:
         began_s, began = time.monotonic(), WALL.now_s()
         weights, exchanged = self.replica.step(gradient)
+        # The replica returns a Unix time; the span is on the monotonic clock.
         took_s = exchanged - began
         recorder = recorder_of(self.replica.group)
         recorder.span(BUCKET, began_s, began_s + took_s, num_bytes=gradient.nbytes, bucket=0)

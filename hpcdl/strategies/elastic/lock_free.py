@@ -82,6 +82,7 @@ class LockFreeLink:
 
     def finish(self, *, early: bool) -> None:
         """Free the memory, unless a part of the group is lost; there are no servers to inform."""
+        # Windows are freed collectively: with a lost worker that would hang.
         if not self.num_lost:
             self._free()
 
@@ -139,7 +140,7 @@ class SharedLink(LockFreeLink):
         self._shared_board = self.group.shared_array(self._board.shape, numpy.int64)
         if self.group.rank == 0:
             self._center[:] = weights
-        self.group.barrier()
+        self.group.barrier()  # nobody may read the center before it is set
 
     def _read(self, buffer: Array) -> None:
         buffer[:] = self._center
@@ -172,6 +173,7 @@ class RemoteLink(LockFreeLink):
         leads = self.group.rank == 0
         self._shared_board = self.group.remote_array(self._board.size if leads else 0, numpy.int64)
         self._seen = numpy.zeros_like(weights)
+        # A new window holds zeros, so an addition sets the value.
         self._center.add(self.group.rank, numpy.ascontiguousarray(weights[own_span]))
         self.group.barrier()
 
@@ -185,6 +187,7 @@ class RemoteLink(LockFreeLink):
         self._rule.serve(self._seen, sent, reply, rate)
         numpy.subtract(self._seen, difference, out=difference)
         for owner, part in enumerate(self._parts):
+            # The difference, not the new value: other workers' additions in between must not be lost.
             self._center.add(owner, difference[part])
 
     def _note(self, row: int, steps: int, writes: int, left: int) -> None:

@@ -94,6 +94,7 @@ def elastic_momentum_step(
 ) -> None:
     """V <- mu V - eta dW; W <- W + V - alpha (W - W~). Equations (5) and (6)."""
     for part in blocks(weights.size):
+        # Before the update: both equations use the weights of the step before.
         pull = weights[part] - center[part]
         pull *= alpha
         velocity[part] *= momentum

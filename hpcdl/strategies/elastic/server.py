@@ -88,6 +88,7 @@ class Message:
         self.receive_rest(channel, source, channel.irecv(self.parts[0], source, TAG))
 
     def receive_rest(self, channel: Endpoint, source: int, first: Request) -> None:
+        # One tag serves all parts: MPI keeps the order of messages between two ranks.
         """Wait for all parts; the first one's receive has been started."""
         requests = [channel.irecv(part, source, TAG) for part in self.parts[1:]]
         # The first one may take long: wait_any sleeps, a plain wait may keep a core busy.
@@ -279,6 +280,7 @@ class CenterServer:
             self._messages[0].receive(self._channel, 0)
             target[:] = self._messages[0].payload
         self._stopped = 0 < self._total <= self._count
+        # Last: after a failure before this line, recovery must not take a part of zeros for the center.
         self._has_center = True
 
     def _arrivals(self) -> Iterator[tuple[int, Message]]:
@@ -304,6 +306,8 @@ class CenterServer:
             for worker in sorted(set(range(self._context.num_workers)) - self._left):
                 self._post(worker)
                 yield worker
+                # The reply leaves completely before the next worker's turn: that makes this the paper's serial
+                # baseline.
                 if worker in self._sending:
                     self._sending.pop(worker).wait()
 
@@ -360,6 +364,7 @@ class CenterServer:
             message.payload[:] = self._center
         elif kind == FETCH_VELOCITY:
             message.payload[:] = 0 if self._rule.velocity is None else self._rule.velocity
+        # Workers learn of the end from this reply; a late request must not move the final center.
         elif self._stopped:
             message.payload[:] = self._center
         else:
@@ -390,6 +395,7 @@ class CenterServer:
 
     def _details(self) -> dict[str, Any]:
         served = self._count - self._begun  # in a resumed run others have served the rest
+        # A step is one update by every worker.
         per_step = self._context.num_workers / max(served, 1)
         return {
             "steps": served / self._context.num_workers,

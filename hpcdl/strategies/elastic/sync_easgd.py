@@ -89,8 +89,10 @@ class HalfDifferences:
             if expected[0]:
                 self._as_float16(expected, reduce)
             if not (expected[0] and numpy.isfinite(_largest(self.total)[0])):  # the same on all ranks, as the sum is
+                # The first attempt overflowed and has overwritten `total`.
                 numpy.subtract(weights, center, out=self.total)
                 bound = _largest(self.total)
+                # The sum of all ranks' largest distances bounds every partial sum.
                 reduce(bound, None)
                 self._as_float16(bound, reduce)
 
@@ -119,6 +121,7 @@ class HalfDifferences:
 
 def _largest(values: Array) -> Array:
     """Return the largest magnitude, shape (1,)."""
+    # numpy.abs would allocate as much memory as the values take.
     return numpy.array([max(values.max(), -values.min())], numpy.float32)
 
 
@@ -152,6 +155,7 @@ class CenterEverywhere(Replica):
         super().__init__(context)
         self.group = context.communicator.duplicate()
         self._chip, self._communicator = chips_of(self.group, self.elastic.groups)
+        # P of equation (2) is the number of chips: the ranks of one chip count as one worker.
         self.alpha = moving_rate(self.elastic, self._communicator.size)
         # The algorithm depends on size and ranks alone: measured choices could differ between two runs.
         self._workspace = Workspace(measure=False)
@@ -177,6 +181,7 @@ class CenterEverywhere(Replica):
 
     def step(self, gradient: Array) -> tuple[Array, float]:
         """Apply equations (1) and (2), both to the weights before the update; a chip's groups share their gradients."""
+        # Before the average over the chip, so that the error names the rank whose gradient it is.
         self.check_finite(gradient, "the gradient")
         self._average_over_groups(gradient)
         if not self._exchanging:
@@ -187,6 +192,7 @@ class CenterEverywhere(Replica):
         exchanged = WALL.now_s()
         self.measure_distance(self._center)
         alpha = self.alpha(self.learning_rate)
+        # The sum over the workers is older than this update, so both equations see the same weights.
         elastic_step(self.weights, self._center, gradient, self.learning_rate, alpha)
         if self._holds_center:
             self._carried.attract(self._center, self._communicator.size, alpha)
@@ -220,6 +226,7 @@ class CenterEverywhere(Replica):
         self._carried.exchange(self.weights, self._center, self._reduce)
 
     def _reduce(self, buffer: Array, add: Add | None) -> None:
+        # The other buffer is a bound of one number (`HalfDifferences`), which has no layers.
         parts = self._parts if buffer.size == self.weights.size else [slice(None)]
         for part in parts:
             auto.allreduce(self._communicator, buffer[part], self._workspace, add)
@@ -243,6 +250,7 @@ class CenterOnRoot(CenterEverywhere):
         return self._communicator.rank == 0
 
     def _reduce(self, buffer: Array, add: Add | None) -> None:
+        # Equation (1) needs the center on every rank, so it travels before the sum.
         for part in self._parts:
             broadcast_from_root(self._communicator, self._center[part])
         for part in self._parts:
@@ -284,6 +292,7 @@ def chips_of(communicator: Communicator, groups: int) -> tuple[Communicator, Com
 def reduce_to_root(communicator: Communicator, buffer: Array, landing: Array) -> None:
     """Sum `buffer` onto rank 0; `landing`, of the same length, receives."""
     rank = communicator.rank
+    # A binomial tree: the lowest bit set in a rank is the distance to its parent.
     distance = 1
     while distance < communicator.size:
         if rank & distance:
@@ -298,6 +307,7 @@ def reduce_to_root(communicator: Communicator, buffer: Array, landing: Array) ->
 def broadcast_from_root(communicator: Communicator, buffer: Array) -> None:
     """Fill `buffer` with rank 0's values."""
     rank = communicator.rank
+    # The tree of `reduce_to_root`, from the root downwards.
     distance = 1 << (communicator.size - 1).bit_length()
     while distance > 1:
         distance //= 2

@@ -66,6 +66,7 @@ def _whole(assign: Callable[[Sequence[int], int], list[int]]) -> Callable[[Seque
         owners = assign(lengths, num_servers)
 
         def layout(members: Sequence[int]) -> Bucket:
+            # `sorted` is stable: a server's variables keep the order of the bucket on every rank.
             ordered = sorted(members, key=lambda index: owners[index])
             bounds = [0]
             for server in range(num_servers):

@@ -71,6 +71,7 @@ class AveragingServer:
             coming = [
                 self._communicator.irecv(row, worker, HEADER_TAG) for worker, row in enumerate(headers)
             ]  # fmt: skip
+            # One by one, since all headers are needed. `wait` would spin, and the workers still compute.
             for request in coming:
                 self._communicator.wait_any([request])
             kinds = {int(kind) for kind in headers[:, 0]}
@@ -113,6 +114,7 @@ class AveragingServer:
 
     def _average(self, number: int, coming: list[Request]) -> list[Request]:
         """Sum one message of every worker in rank order as they arrive, and start to send the mean."""
+        # The buffer of worker 0 becomes the sum, so its gradient needs no copy.
         mean = self._buffer(0, number)
         for worker, request in enumerate(coming):
             self._communicator.wait_any([request])
@@ -280,6 +282,7 @@ class QuorumServer:
 
     def _let_in(self) -> None:
         """Begin the announced steps that are not too far ahead of the slowest worker's."""
+        # Without a pending receive a client has announced a step and waits for leave to begin.
         announced = [client for client in self._clients if client.request is None]
         slowest = min((client.step for client in self._clients), default=0)
         for client in announced:
@@ -288,6 +291,7 @@ class QuorumServer:
 
     def _begin_step(self, client: _Client) -> None:
         if self._rounds is None:
+            # Only worker 0 sends it, whoever announces first, so this may wait until worker 0 has traced its step.
             lengths = receive_layout(self._communicator)
             self._rounds = Rounds(lengths, self._num_workers, self._num_needed)
             self._ledger.held_bytes = ITEM_BYTES * sum(lengths)

@@ -102,7 +102,7 @@ class ServerClient:
 
     def agreed(self) -> Array:
         """Return the combined flags of all workers for the completed step."""
-        return self._answer[:-1].copy()
+        return self._answer[:-1].copy()  # a copy: the next answer arrives in the same memory
 
     def leave(self, *, early: bool = False) -> None:
         """Let the servers end."""
@@ -163,6 +163,7 @@ class ParameterServerWorker(Worker):
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any], optimizer: Any) -> Any:
         """Exchange gradients for their means bucket by bucket, then apply them."""
         lengths = [int(gradient.shape.num_elements()) for gradient in gradients]
+        # AutoGraph must not rewrite it: it sends messages while the step is traced.
         tf.autograph.experimental.do_not_convert(self._client.lay_out)(lengths)
         names = [variable.path for variable in variables]
         means: list[Any] = [None] * len(gradients)

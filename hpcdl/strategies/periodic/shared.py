@@ -114,6 +114,7 @@ class SharedWeights:
         if self._within is not None:
             host = context.communicator.host
             hosts = self.group.allgather_json(host)
+            # A node's color is the first rank on it.
             self.node = self.group.split(hosts.index(host), self.group.rank)
             self.num_nodes = len(set(hosts))
         self.all_meet = False
@@ -180,6 +181,7 @@ class SharedWeights:
         self._rule(self.weights, self._velocity, own_weights, self._rates())
         self._check_finite(self.weights, self.variables)
         own_weights[:] = self.weights
+        # Only once it is complete: survivors repeat an exchange that none of them completed.
         self.last_exchange = self._step + 1
         return local
 
@@ -223,6 +225,7 @@ class SharedWeights:
     def exchange_seconds(self) -> float:
         """Return the median time of several exchanges of zeros, without late workers. Collective."""
         group, seconds = for_control(self.group), list[float]()
+        # Zeros and copies: neither the weights nor the velocity may change.
         buffer = numpy.zeros_like(self.weights)
         for _ in range(EXCHANGES_TIMED):
             group.barrier()

@@ -113,6 +113,7 @@ class StreamedWeights(SharedWeights):
             self._note_distance(local[: self.weights.size])
         for fragment in leaving:
             self._send(fragment, local, num_done)
+            # With --overlap 0, and after the last step, it is merged at once.
             if self._comes(num_done):
                 self._merge(local)
         return local
@@ -133,6 +134,7 @@ class StreamedWeights(SharedWeights):
         """Return the state for a checkpoint, with a mean change not merged yet, after waiting for it. Collective."""
         state = super().state()
         if self._flight is not None:
+            # Until then the thread writes to `change`.
             self._background.wait()
             state |= {
                 _FLIGHT: numpy.array([self._flight.fragment, self._flight.due, len(self._parts)]),
@@ -161,6 +163,7 @@ class StreamedWeights(SharedWeights):
         count = len(self._parts)
         if done == self._num_steps:
             return range(count)
+        # Steps of a period count from 1, so its last one is `period`, not 0.
         step_of_period = done % self.period or self.period
         return [number for number in range(count) if (number + 1) * self.period // count == step_of_period]
 

@@ -55,6 +55,7 @@ def period_for(step_s: float, exchange_s: float, epoch: int, multiple: int = 1) 
     steps = math.ceil(exchange_s * (1 - SHARE) / SHARE / step_s)  # exchange / (exchange + n step) <= SHARE, for n
     if epoch:
         steps = min(steps, epoch // LONGEST_SHARE)
+    # Nodes exchange at every `multiple`-th step, so other periods would not end with them.
     return max(1, math.ceil(steps / multiple)) * multiple
 
 
@@ -94,6 +95,7 @@ class PeriodChoosing:
             self.period = math.ceil(min(self._default, self._longest()) / self._within) * self._within
             return f"--period auto: {counted(self.period, 'step')} (not measured, because of --deterministic)"
         own_seconds = [statistics.median(self._seconds[WARMUP:]), shared.exchange_seconds()]
+        # Of the slowest worker: all wait for it, and all must choose the same period.
         step_s, exchange_s = numpy.max(shared.group.allgather_json(own_seconds), axis=0).tolist()
         self._by = step_s, exchange_s
         self.period = period_for(step_s, exchange_s, self._epoch, self._within)
@@ -284,6 +286,7 @@ class PeriodicWorker(Worker):
         self._move(unpacked(flat, [tuple(variable.shape) for variable in self._averaged]))
 
     def _move(self, values: Sequence[Array]) -> None:
+        # `center` has trainable variables only, which are the first of `_averaged`.
         for variable, value in zip(self._averaged, values, strict=False):
             variable.assign(value)
         for variable in self._ended:
@@ -324,6 +327,7 @@ def momenta_that_end(name: str, optimizer: Any) -> list[Any]:
     """Return SGD's velocities for methods that reset them at exchanges. Adam's moments are tied to its step count."""
     if not METHODS[name].resets_momentum:
         return []
+    # LossScaleOptimizer holds the optimizer that has them; SGD without momentum has none.
     return list(getattr(getattr(optimizer, "inner_optimizer", optimizer), "momentums", None) or [])
 
 

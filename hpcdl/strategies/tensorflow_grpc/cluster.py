@@ -33,13 +33,15 @@ from hpcdl.core.errors import HpcdlError
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.units import format_bytes
 
+# Numbers of Linux (asm-generic/socket.h, linux/sockios.h) that Python's socket module lacks.
 _SO_ATTACH_FILTER = 26
 _SIOCGIFADDR = 0x8915
-_LISTENING = "0A"
+_LISTENING = "0A"  # TCP_LISTEN, as /proc/net/tcp writes it
+# Opcodes of classic BPF: BPF_LD with BPF_ABS by word and half word, BPF_JMP with BPF_JEQ, BPF_RET (linux/filter.h).
 _LOAD_WORD, _LOAD_HALF, _JUMP_EQUAL, _RETURN = 0x20, 0x28, 0x15, 0x06
 _PROTOCOL = 0xFFFFF000  # SKF_AD_OFF + SKF_AD_PROTOCOL
 _NETWORK_HEADER = 0xFFF00000  # SKF_NET_OFF
-_IPV4, _SOURCE, _DESTINATION = 0x0800, 12, 16
+_IPV4, _SOURCE, _DESTINATION = 0x0800, 12, 16  # the Ethernet type, and byte offsets in the IPv4 header
 _WHOLE = 0xFFFFFFFF
 _MAX_PEERS = 2000
 """A program has room for 4096 instructions."""
@@ -94,6 +96,7 @@ def fence(port: int, address: str, peers: Iterable[str]) -> None:
         raise HpcdlError(f"nothing in this process listens on port {port}; it cannot be fenced in")
     with contextlib.ExitStack() as stack:
         for listener in sockets:
+            # All of them first: an error below must close those not yet reached, too.
             stack.enter_context(listener)
         for listener in sockets:
             try:
@@ -103,6 +106,7 @@ def fence(port: int, address: str, peers: Iterable[str]) -> None:
 
 
 def _attach(listener: socket.socket, program: bytes) -> None:
+    # A name of its own keeps it alive: the kernel gets only its address.
     code = ctypes.create_string_buffer(program, len(program))
     # struct sock_fprog: number of instructions, padding, pointer.
     header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
@@ -112,6 +116,7 @@ def _attach(listener: socket.socket, program: bytes) -> None:
 def _tie_to_interface(listener: socket.socket, address: str) -> None:
     interface = "lo" if address.startswith("127.") else _interface_of(address)
     # The kernel treats packets from a host to its own address as received on that address's interface.
+    # A bound socket can be bound again with CAP_NET_RAW only, even to the same interface.
     if listener.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 32).rstrip(b"\0") == interface.encode():
         return
     try:
@@ -129,6 +134,7 @@ def _interface_of(address: str) -> str:
                 answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))
             except OSError:  # an interface without an IPv4 address
                 continue
+            # In struct ifreq a sockaddr_in begins at byte 16, its address four bytes later.
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
     raise HpcdlError(f"no interface of this node has the address {address}; set HPCDL_ADDRESS to one that has")
@@ -170,6 +176,7 @@ def _listening(port: int) -> list[socket.socket]:
         try:
             target = str(entry.readlink())
             if target in inodes and target not in sockets:
+                # A duplicate, so that closing it leaves the server's own descriptor open.
                 sockets[target] = socket.socket(fileno=os.dup(int(entry.name)))
         except OSError:  # closed in the meantime
             continue
@@ -221,6 +228,7 @@ def rendezvous(communicator: Communicator) -> Iterator[Cluster]:
         cluster = Cluster(rank=communicator.rank, endpoints=tuple(addresses))
         os.environ["TF_GRPC_REUSE_PORT"] = "true"
         guard = _Guard(cluster)
+        # A thread, because TensorFlow's server listens before its constructor returns.
         guard.start()
         yield cluster
         guard.finish()
@@ -260,6 +268,7 @@ def start_server(communicator: Communicator, num_workers: int) -> Any:
     with rendezvous(communicator) as cluster:
         jobs = {"worker": list(cluster.endpoints[:num_workers]), "ps": list(cluster.endpoints[num_workers:])}
         serves = cluster.rank >= num_workers
+        # The server does not see the threads that are set through tf.config.
         config = tf.compat.v1.ConfigProto(
             intra_op_parallelism_threads=tf.config.threading.get_intra_op_parallelism_threads(),
             inter_op_parallelism_threads=tf.config.threading.get_inter_op_parallelism_threads(),
@@ -312,6 +321,7 @@ class GrpcLink:
             halves, calls = [], []
             for repeat in range(repeats + 1):
                 one_s, many_s = (_timed(session, operation.op) for operation in (backs[0], backs[-1]))
+                # The first call also sets up the transfer, so it does not count.
                 if repeat:
                     half_s = max(many_s - one_s, 0.0) / (2 * (TRIPS - 1))
                     halves.append(half_s)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 v1 = tf.compat.v1
-KERAS_EPSILON = 1e-7
+KERAS_EPSILON = 1e-7  # Keras's; v1's AdamOptimizer would take 1e-8
 
 _OPTIMIZERS: dict[str, Callable[[OptimizerConfig, Any], Any]] = {
     "sgd": lambda config, rate: v1.train.GradientDescentOptimizer(rate),
@@ -109,6 +109,7 @@ class StepGraph:
         if self._rank == 0 and learning_rate != self._rate:
             self._session.run(self._set_rate, {self._rate_in: learning_rate})
             self._rate = learning_rate
+        # The order of `_state_in`, which the graph was built with.
         state = self._model.non_trainable_variables
         feed = dict(zip(tf.nest.flatten((self._images, self._labels)), tf.nest.flatten((images, labels)), strict=True))
         feed |= {placeholder: variable.numpy() for placeholder, variable in zip(self._state_in, state, strict=True)}
@@ -165,6 +166,7 @@ class StepGraph:
             gradients = connected(tf.gradients(total * context.weight, self._weights), self._weights, self._names, log)
             with tf.control_dependencies([self.guard.before_exchange(gradients, self._names)]):
                 had_gradients = timestamp()
+                # Identities, so that the update waits for the check.
                 gradients = [tf.identity(gradient) for gradient in gradients]
             self._results = (loss, objective.sums(self._labels, outputs), had_gradients)
             self._optimizer = v1.train.SyncReplicasOptimizer(

@@ -112,6 +112,7 @@ class CollectiveWorker(Worker):
             # The engine needs tensors created in here, on a device that it can name; packed tensors must have one type.
             placed = [tf.identity(tensor) for tensor in mine]
             reduced = list(placed)
+            # In order of appearance, not a set: every rank must run the same collectives in the same order.
             for dtype in dict.fromkeys(tensor.dtype for tensor in placed):
                 members = [index for index, tensor in enumerate(placed) if tensor.dtype == dtype]
                 summed = tf.distribute.get_replica_context().all_reduce(

@@ -80,6 +80,7 @@ def load_times(facts: Mapping[str, str], sizes: Sequence[int]) -> BucketTimes | 
         times = read_as(BucketTimes, times_file(facts), SCHEMA)
     except (OSError, CorruptError):
         return None
+    # In this order: `best` prefers the first of nearly equal sizes.
     usable = times.facts == facts and list(times.seconds) == [str(size) for size in sizes]
     return times if usable and min(times.seconds.values()) > 0 else None
 
@@ -140,6 +141,7 @@ def choose_buckets(
     if deterministic:
         return BucketChoice(bucket_bytes=BUCKET_BYTES, why="not measured, because of --deterministic")
     facts = _facts(group, step, gradients)
+    # Only rank 0's cache counts: a rank with another file would choose other buckets, and the exchange would hang.
     document = decided(group, lambda: asdict(cached) if (cached := load_times(facts, sizes)) else None)
     if document is not None:
         times = from_json(BucketTimes, document)
@@ -167,7 +169,7 @@ def _facts(group: Communicator, step: TrialStep, gradients: Sequence[Any]) -> di
         "compress": exchange.compress,
         "samples": ",".join(map(str, step.samples)),
         "library": group.library,
-        "hosts": host_family(hosts[0]),
+        "hosts": host_family(hosts[0]),  # several kinds of nodes may share a home folder
         "ranks": str(group.size),
         "nodes": str(len(set(hosts))),
         "cores": str(len(os.sched_getaffinity(0))),
@@ -178,6 +180,7 @@ def _facts(group: Communicator, step: TrialStep, gradients: Sequence[Any]) -> di
 def _timed(worker: AllReduceWorker, group: Communicator, step: TrialStep, sizes: Sequence[int]) -> dict[str, float]:
     """Return the seconds of the fastest step with each of `sizes` on the slowest rank; the same on every rank."""
     model, _, optimizer_settings = step.settings
+    # One of its own: the momenta of trial gradients must not remain in the run's.
     optimizer = build_optimizer(
         optimizer_settings, step.model.trainable_variables, loss_scaling=model.precision == "mixed_float16"
     )
@@ -206,8 +209,9 @@ def _in_turn(
             break
         for size, take in steps.items():
             worker.bucket_bytes = size
-            group.barrier()
+            group.barrier()  # else waiting for the last rank would count as the step's time
             began_s = time.perf_counter()
+            # On a GPU only reading the loss waits for the step.
             float(take(*batch)[0])
             took_s = max(group.allgather_json(time.perf_counter() - began_s))
             if number >= WARMUP:

@@ -127,6 +127,7 @@ class StepClock:
     def _slowest(self, seconds: Array) -> Array:
         offset_s = clock_offset_s(self._communicator)
         gathered = self._communicator.allgather_json((seconds - offset_s).tolist())
+        # Back to this rank's own clock.
         slowest: Array = numpy.max(gathered, axis=0) + offset_s
         return slowest
 
@@ -139,6 +140,7 @@ def clock_offset_s(communicator: Communicator) -> float:
     clocks: Sequence[tuple[str, float]] = communicator.allgather_json((clock_identity(), WALL.ahead_s))
     (identity, ahead_s), (own_identity, own_ahead_s) = clocks[0], clocks[communicator.rank]
     offset_s = own_ahead_s - ahead_s if own_identity == identity else 0.0
+    # One rank after another: answers that queue on rank 0 would lengthen the round trips.
     for rank in range(1, communicator.size):
         if clocks[rank][0] == identity:
             continue
@@ -165,6 +167,7 @@ def _ping(communicator: Communicator) -> float:
         communicator.isend(stamp, 0).wait()
         communicator.irecv(stamp, 0).wait()
         received = WALL.now_s()
+        # Cristian's algorithm: both ways are taken to last equally long, and the fastest trip errs least.
         best = min(best, (received - sent, (sent + received) / 2 - float(stamp[0])))
     return best[1]
 

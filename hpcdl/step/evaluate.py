@@ -38,6 +38,7 @@ class Evaluator:
         @tf.function(autograph=False, reduce_retracing=True)
         def batch_sums(images: Any, labels: Any) -> Any:
             outputs = model(as_model_input(images), training=False)
+            # float64 counts exactly; float32 stops doing so at 2^24 samples.
             num_samples = tf.cast(tf.shape(tf.nest.flatten(labels)[0])[0], tf.float64)
             loss = tf.cast(objective.loss(labels, outputs), tf.float64) * num_samples
             return tf.concat([[num_samples, loss], objective.sums(labels, outputs)], 0)

@@ -215,6 +215,7 @@ class HostStep:
         images = self._faults.batch(step, images)
         got_batch = WALL.now_s()
         self._seen.doing("computing")
+        # `before_step` may begin an exchange, whose messages belong to this step.
         before = self._traffic_before()
         self.worker.before_step(step)
         if self._read_moved_by_forward is not None:

@@ -82,6 +82,7 @@ def losses_weighed(weigh: Callable[[Any, Any], Any]) -> Iterator[None]:
     if not hasattr(module.reduce_weighted_values, "weighed"):
         plain = module.reduce_weighted_values
 
+        # Keras's loss classes look the function up in this module, so it is replaced there.
         @functools.wraps(plain)
         def reduce_weighted_values(
             values: Any,

@@ -96,6 +96,7 @@ class Layers(NoLayers):
         """Inside, record calls of layers; if a batch is divided into slices, the last slice counts."""
         self._calls = []
         layers = [layer for layer in layers_in(model) if layer is not model and layer.trainable_variables]
+        # A `call` in the instance is the user's own, which the deletion below would remove.
         noted = [layer for layer in layers if "call" not in vars(layer)]
         for layer in noted:
             # Bypasses Keras's __setattr__, which passes each value to its tracker.
@@ -162,7 +163,7 @@ class Layers(NoLayers):
             if is_visible
         ]
         spans += self._backward(ready, passed[-1] if passed else None)
-        spans += zip(itertools.repeat(LAYER_UPDATE), self._members, begins, ends, strict=False)
+        spans += zip(itertools.repeat(LAYER_UPDATE), self._members, begins, ends, strict=False)  # `repeat` has no end
         self._recorder.layers(spans)
 
     def gradients_recorded(self, gradients: Sequence[Any], after: Sequence[Any]) -> None:

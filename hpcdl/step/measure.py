@@ -110,6 +110,7 @@ def measure_steps(
     """Time steps of all kinds in turn; collective. Ranks start every row of steps together."""
     total = count.warmup_steps + count.steps
     for first in range(0, total, count.in_a_row):
+        # In turn, so that changes of the machine's speed affect all kinds alike.
         for kind in kinds:
             for step in range(first, min(first + count.in_a_row, total)):
                 images, labels = next(batches)

@@ -71,6 +71,7 @@ class Classification:
             return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
         num_classes = logits.shape[-1]
         hard = tf.one_hot(labels, num_classes)
+        # Szegedy et al. 2016 (arXiv 1512.00567), section 7.
         soft = hard * (1 - self._smoothing) + self._smoothing / num_classes
         return tf.nn.softmax_cross_entropy_with_logits(soft, logits)
 
@@ -94,7 +95,7 @@ class Masks(Classification):
     def sums(self, labels: Any, outputs: Any) -> Any:
         """Return sums over the samples of the fraction of correct elements, and of the two counts of `iou`."""
         predicted = tf.argmax(tf.cast(_main(outputs), tf.float32), -1)
-        labels = tf.cast(labels, tf.int64)
+        labels = tf.cast(labels, tf.int64)  # the type of argmax
         return tf.stack([tf.reduce_sum(_per_sample(tf.equal(predicted, labels))), *_overlap(labels, predicted)])
 
     def reported(self, means: Mapping[str, float]) -> dict[str, float]:
@@ -219,6 +220,7 @@ class _Determination:
 
     def value(self, means: Mapping[str, float]) -> float:
         variance = means["r2/square"] - means["r2/label"] ** 2
+        # Labels that are all equal have no variance to explain.
         return 1 - means["r2/residual"] / variance if variance > 0 else float("nan")
 
 
@@ -231,6 +233,7 @@ class _Overlap:
         return _overlap(tf.cast(labels > 0.5, tf.int64), tf.cast(predictions > 0.5, tf.int64))
 
     def value(self, means: Mapping[str, float]) -> float:
+        # Nothing to find and nothing found is a complete overlap.
         return means["iou/common"] / means["iou/either"] if means["iou/either"] else 1.0
 
 
@@ -258,6 +261,7 @@ def _aligned(labels: Any, predictions: Any) -> tuple[Any, Any]:
     """Return labels of shape (B, ...) aligned with predictions of shape (B, ...) or (B, ..., n), in float32."""
     predictions = tf.cast(predictions, tf.float32)
     labels = tf.cast(labels, tf.float32)
+    # Without the added axis (B,) against (B, 1) would broadcast to (B, B).
     if len(predictions.shape) == len(labels.shape) + 1:
         labels = labels[..., None]
     return labels, predictions

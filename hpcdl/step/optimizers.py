@@ -81,6 +81,7 @@ class Lars(keras.optimizers.Optimizer):
         rate, gradient = tf.cast(learning_rate, kind), tf.cast(gradient, kind)
         if len(variable.shape) > 1:
             weight_norm, gradient_norm = _norm(variable), _norm(gradient)
+            # You, Gitman and Ginsburg 2017 (arXiv 1708.03888), algorithm 1: the local rate of a layer.
             local = self.trust * weight_norm / (gradient_norm + self.decay * weight_norm)
             # Weights of zeros would get the rate 0 and stay; a zero gradient without decay would divide by zero.
             usable = tf.logical_and(weight_norm > 0, gradient_norm > 0)
@@ -134,6 +135,7 @@ def build_optimizer(config: OptimizerConfig, variables: Sequence[Any], *, loss_s
     """
     optimizer = _OPTIMIZERS[config.optimizer](config)
     if getattr(optimizer, "weight_decay", None):
+        # Keras refuses this once the optimizer is built.
         optimizer.exclude_from_weight_decay(var_list=[variable for variable in variables if len(variable.shape) <= 1])
     if loss_scaling:
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)

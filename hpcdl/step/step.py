@@ -94,7 +94,7 @@ def build_step(
             with tf.control_dependencies([loss, *gradients]):
                 had_gradients = timestamp()
         with tf.control_dependencies([had_gradients]):  # the end of the exchange must not be stamped earlier
-            gradients = [tf.identity(gradients[0]), *gradients[1:]]
+            gradients = [tf.identity(gradients[0]), *gradients[1:]]  # the first one comes last: no bucket is delayed
         exchanged = worker.apply(gradients, variables, optimizer)
         noted = layers.recorded(exchanged, loss, gradients, worker.averaged, variables)
         return loss, sums, had_gradients, exchanged, *noted
@@ -110,6 +110,7 @@ def _naming_xla(step: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return step(*batch)
         except tf.errors.OpError as error:
+            # TensorFlow: `Detected unsupported operations when trying to compile graph NAME on XLA_CPU_JIT: OP (...)`.
             match = re.search(r"unsupported operations.*?on \S+: (.*?)(?:\n|$)", error.message or "", re.DOTALL)
             if match is None:
                 raise
@@ -212,6 +213,7 @@ def build_several(
             continues, next_rate = call_python(asked, [facts, sums], [tf.bool, tf.float32])
             return tf.ensure_shape(continues, []), tf.ensure_shape(next_rate, [])
 
+        # One step at a time: parts of the next one must not run before this one has ended.
         continues, _ = tf.while_loop(
             lambda continues, _: continues, body, (tf.constant(True), rate), parallel_iterations=1
         )

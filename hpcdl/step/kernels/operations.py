@@ -34,7 +34,7 @@ def attention(query: Any, key: Any, value: Any, mask: Any, scale: Any, *, is_cau
         earlier = tf.linalg.band_part(tf.ones(tf.shape(scores)[2:], tf.bool), -1, 0)
         mask = earlier if mask is None else tf.logical_and(mask, earlier)
     if mask is not None:
-        scores = tf.where(mask, scores, HIDDEN)
+        scores = tf.where(mask, scores, HIDDEN)  # minus infinity would give NaN for a row that is hidden as a whole
     return tf.transpose(tf.matmul(tf.nn.softmax(scores), value), [0, 2, 1, 3])
 
 
@@ -57,10 +57,10 @@ def batch_normalization(layer: Any, inputs: Any) -> Any:
         x=rows,
         scale=_float32(layer.gamma) if layer.scale else tf.ones([channels]),
         offset=_float32(layer.beta) if layer.center else tf.zeros([channels]),
-        mean=[],
+        mean=[],  # empty in training, where they have no use
         variance=[],
         epsilon=layer.epsilon,
-        exponential_avg_factor=1.0,
+        exponential_avg_factor=1.0,  # 1: the kernel returns the batch's own moments
         data_format="NHWC",
         is_training=True,
     )
@@ -90,7 +90,9 @@ def layer_normalization(layer: Any, inputs: Any) -> Any:
         def gradient(upstream: Any) -> tuple[Any, Any, Any]:
             product = upstream * unit
             rows, product_rows = (tf.reshape(tensor, (-1, values.shape[-1])) for tensor in (upstream, product))
+            # dx = inverse (g - mean(g) - unit mean(g unit)), where g = upstream scale and means are over the last axis.
             share = scale / values.shape[-1]
+            # The product with `share` is mean(g): no tensor of g is stored.
             along = tf.reshape(tf.linalg.matvec(rows, share), tf.shape(mean))
             along_unit = tf.reshape(tf.linalg.matvec(product_rows, share), tf.shape(mean))
             moved = inverse * (upstream * scale - along - unit * along_unit)
@@ -157,6 +159,7 @@ def lstm(layer: Any, inputs: Any, state: Any) -> tuple[Any, Any, list[Any]]:
 @tf.custom_gradient
 def _lstm(inputs: Any, output: Any, carry: Any, kernel: Any, recurrent: Any, bias: Any) -> Any:
     """Return outputs (T, B, units), the last output and the last carry, for inputs (T, B, D)."""
+    # The operation takes peephole weights even where it does not use them.
     length, no_peephole = inputs.shape[0], tf.zeros([recurrent.shape[0]])
     # BlockLSTMV2 has its gates in Keras's order (i, f, c, o); BlockLSTM has not.
     entry, carries, forget, exit_, candidate, squashed, outputs = tf.raw_ops.BlockLSTMV2(

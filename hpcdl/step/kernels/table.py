@@ -102,6 +102,7 @@ def use_fast_kernels(model: keras.Model | None = None, *, on: bool = True, xla: 
     off = not on or tf.config.list_physical_devices("GPU")
     kernels = [] if off else [kernel for kernel in TABLE if _is_wanted(kernel, model, xla=xla)]
     names, warnings = [], []
+    # Also those that are not wanted: an earlier call may have put them in force.
     for kernel in TABLE:
         plain = function_behind(kernel.where)
         if plain is None:
@@ -179,6 +180,7 @@ def _difference(kernel: Kernel, plain: Call, trial: SmallCase) -> float:
     if fast is None:
         return float("inf")
     usual, faster = (_outcome(call, trial) for call in (lambda: plain(*trial.arguments, **trial.named), fast))
+    # Outputs that are all zero have no scale of their own.
     scales = [float(numpy.abs(array).max(initial=0.0)) or 1.0 for array in usual]
     apart = [float(numpy.abs(a - b).max(initial=0.0)) for a, b in zip(usual, faster, strict=True)]
     return float(numpy.max(numpy.divide(apart, scales)))
@@ -337,6 +339,7 @@ def _convolution_trial() -> SmallCase:
 
 
 def _recurrent_trial() -> SmallCase:
+    # A seed of its own, so that the layer draws none of those that the next model gets.
     plain = {"kernel_initializer": "zeros", "recurrent_initializer": "zeros", "dtype": "float32", "seed": 0}
     layer = keras.layers.LSTM(3, return_sequences=True, name="trial_of_a_fast_kernel", **plain)
     inputs, state = _made_up(4, 5, 6), [_made_up(4, 3, seed=2), _made_up(4, 3, seed=3)]

@@ -38,11 +38,12 @@ def add_bfloat16(target: Array, incoming: Array) -> None:
 def to_bfloat16(values: Array) -> Array:
     """Return the upper halves of float32 `values`, rounded to nearest even, as uint16; NaN stays NaN."""
     bits = values.view(numpy.uint32)
+    # 0x7FFF and the last bit that stays: ties go to the even neighbour.
     rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
     # Rounding could carry a NaN's lowest bits over into infinity or zero.
     nan = numpy.isnan(values)
     if nan.any():
-        rounded = numpy.where(nan, 0x7FC0, rounded)
+        rounded = numpy.where(nan, 0x7FC0, rounded)  # a quiet NaN
     halves: Array = rounded.astype(numpy.uint16)
     return halves
 

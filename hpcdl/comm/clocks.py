@@ -39,10 +39,11 @@ class ClockPoint:
 def clock_identity() -> str:
     """Return a text equal in processes with the same `time.monotonic`: the kernel's boot and the time namespace."""
     try:
+        # Containers may have a time namespace, in which `time.monotonic` is another clock.
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {Path('/proc/self/ns/time').readlink()}"
     except OSError:
-        return f"{os.uname().nodename} {os.getpid()}"
+        return f"{os.uname().nodename} {os.getpid()}"  # only within a process is the clock surely the same
 
 
 def parents_of(identities: Sequence[str]) -> list[int]:
@@ -57,6 +58,7 @@ def parents_of(identities: Sequence[str]) -> list[int]:
     leaders = list(first.values())
     above = {leaders[0]: 0}
     for number, leader in enumerate(leaders[1:], 1):
+        # Without its highest bit: at each depth there are twice as many clocks to compare with.
         above[leader] = leaders[number - (1 << number.bit_length() - 1)]
     return [above.get(rank, first[identity]) for rank, identity in enumerate(identities)]
 

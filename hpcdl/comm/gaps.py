@@ -41,6 +41,7 @@ class IdleGaps:
     @property
     def open_since_s(self) -> float | None:
         """Start of the oldest wait in progress (`time.monotonic`); None if no thread waits."""
+        # A copy: other threads enter and leave meanwhile.
         waits = tuple(self._waits.values())
         return min(waits) if waits else None
 

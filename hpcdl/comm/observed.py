@@ -379,6 +379,7 @@ class Lane:
         """Count a message being sent."""
         self.messages_sent += 1
         self.bytes_sent += num_bytes
+        # A message leaves after all that the rank has sent and received before it.
         rounds, size = max(self.sent_in[0], self.received_in[0]), max(self.sent_in[1], self.received_in[1])
         self.sent_in = (rounds + 1, size + num_bytes)
 
@@ -417,6 +418,7 @@ class Lane:
     def waits(self) -> list[Wait]:
         """Return the collective in progress, and the messages in progress."""
         all_waits = [Wait(message.operation, (message.peer,), message.since_s) for message in tuple(self.pending)]
+        # In this order: `enter` sets what belongs to an operation before the operation itself.
         operation, peers, since_s = self._operation, self._peers, self._since_s
         if operation is not None and peers:
             all_waits.append(Wait(operation, peers, since_s, hidden=self.hidden))

@@ -41,8 +41,8 @@ MAX_MESSAGE_BYTES = 64 << 20
 _NONCE_BYTES = 32
 _PROOF = 2**64 - 1
 """Number of the greeting's proofs; messages count from 0 and never reach it."""
-_HEADER = struct.Struct("!I32s")
-_GREETING = struct.Struct("!I32s32s")
+_HEADER = struct.Struct("!I32s")  # length, HMAC-SHA256
+_GREETING = struct.Struct("!I32s32s")  # rank, nonce, HMAC-SHA256
 
 
 class Channel:
@@ -80,6 +80,7 @@ class Channel:
             content = _read(self._connection, length)
         except OSError as error:
             raise self._lost(error) from error
+        # In constant time: otherwise its duration would tell how far a forged signature is right.
         if not hmac.compare_digest(signature, _mac(self._receiving_key, self._num_received, content)):
             raise RankError(f"a message in the name of rank {self.peer} is not authentic", rank=self.peer)
         self._num_received += 1
@@ -306,6 +307,7 @@ def _read_announcement(path: Path, secret: bytes) -> tuple[str, int] | None:
 
 
 def _signature(address: Sequence[Any], secret: bytes) -> str:
+    # `place` keeps this apart from the keys that are made of the same secret (`_keys`).
     return hmac.new(secret, b"place" + json.dumps(list(address)).encode(), hashlib.sha256).hexdigest()
 
 
@@ -393,6 +395,7 @@ class ControlCommunicator:
         """Return the group of the ranks with the same `color`; its first rank creates a secret for the group."""
         self._num_groups += 1
         answers = self.allgather_json([color, key])
+        # As MPI_Comm_split orders a group: by key, then by rank.
         members = [rank for _, rank in sorted((k, rank) for rank, (c, k) in enumerate(answers) if c == color)]
         # A name for each split and color: all parts connect in this folder at the same time.
         secret_file = self._secret_file.with_name(f"{self._secret_file.name}.{self._num_groups}-{color}")
@@ -452,6 +455,7 @@ def control_world(rank: int, size: int, address: str, folder: Path) -> ControlCo
             raise RankError(f"{secret_file} has not appeared within {APPEAR_S:g} s; does every node see it?", rank=0)
         time.sleep(0.05)
     world = ControlCommunicator(rank, size, address, secret_file)
+    # No rank may still wait for the file when it is removed.
     world.barrier()
     if rank == 0:
         remove_file(secret_file)

@@ -107,6 +107,7 @@ class MpiRemoteArray:
         self._item_bytes = numpy.dtype(dtype).itemsize
         self.rank: int = group.Get_rank()
         self.host: str = mpi.Get_processor_name()
+        # The unit is an element, so displacements count elements.
         self._window = mpi.Win.Allocate(length * self._item_bytes, self._item_bytes, comm=group)
         self.own: Array = numpy.frombuffer(self._window.tomemory(), dtype=dtype, count=length)
         self.own[...] = 0  # before the barrier: zeros written later would erase another rank's addition
@@ -123,6 +124,7 @@ class MpiRemoteArray:
     def add(self, owner: int, values: Array, start: int = 0) -> None:
         """Add to the owner's memory by MPI_Accumulate with MPI_SUM."""
         target = [start, values.size, self._kind]
+        # Unlike Put, Accumulate is atomic for each element: no concurrent addition is lost.
         self._window.Accumulate([values, values.size, self._kind], owner, target, self._mpi.SUM)
         self._window.Flush(owner)
 

@@ -159,6 +159,7 @@ class MpiCommunicator:
     def allgather_json(self, value: Any, *, patient: bool = False) -> list[Any]:
         """Return every rank's `value` in rank order, sent as JSON. `patient` polls: MPI's own wait spins."""
         own_text = numpy.frombuffer(json.dumps(value).encode(), numpy.uint8)
+        # numpy's default integer is a C long on Linux.
         size, lengths = numpy.array([own_text.size]), numpy.zeros(self.size, numpy.int64)
         sizes = [size, self._mpi.LONG], [lengths, self._mpi.LONG]
         asleep(self._handle.Iallgather(*sizes)) if patient else self._handle.Allgather(*sizes)

@@ -53,6 +53,7 @@ def readable_lines() -> Iterator[None]:
         os.dup2(own_end.fileno(), spoken)  # the rank's MPI takes this number from PMI_FD
         between = os.fork()
         if between == 0:
+            # Both ends must close with the rank, or this process would never read an end of file.
             own_end.close()
             os.close(spoken)
             _stand_between(other_end.fileno(), slurm)
@@ -98,10 +99,11 @@ def _stand_between(rank: int, slurm: int) -> NoReturn:
                 message = os.read(heard, 1 << 16)
                 if not message:
                     os._exit(0)
+                # A write may take a part of a message.
                 while message := message[os.write(to[heard], _shorter(message)) :]:
                     pass
     finally:
-        os._exit(1)
+        os._exit(1)  # a forked copy: it must never go on with the program of the rank
 
 
 def _shorter(message: bytes) -> bytes:
@@ -139,6 +141,7 @@ def import_mpi(*, initialize: bool) -> Any:
     if "mpi4py.MPI" not in sys.modules:
         if not any(INFINIBAND.glob("*")):
             os.environ.setdefault(*_UCX_WITHOUT_HOOKS)
+        # Not on import: `_start` does it without the interpreter's lock.
         mpi4py.rc.initialize = False
         mpi4py.rc.finalize = True  # by default mpi4py finalizes only an MPI that it has initialized itself
         mpi4py.rc.thread_level = "multiple"

@@ -27,6 +27,7 @@ def spread(communicator: Any, source: IO[bytes] | None, target: IO[bytes]) -> No
     while True:
         if source is not None:
             length[0] = _filled(source, block)
+        # Every rank must know the length of the broadcast that follows.
         communicator.Bcast(length, root=0)
         if not length[0]:
             return

@@ -100,6 +100,7 @@ def _agree(communicator: Communicator) -> Timetable:
     (document, *_) = communicator.allgather_json(asdict(saved_table) if saved_table else None)
     if document is not None:
         return from_json(Timetable, document)
+    # For control: what measuring sends must not count as a step's exchange.
     table = measure(for_control(communicator), SIZES, repeats=TRIES, of_tries=min, time_limit_s=TIME_LIMIT_S)
     if communicator.rank == 0:
         with contextlib.suppress(OSError):  # without a writable home the next run measures again, which takes a second

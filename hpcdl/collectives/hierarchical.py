@@ -96,6 +96,7 @@ def find_nodes(communicator: Communicator, message_bytes: int) -> Nodes:
     most_local = max(hosts.count(name) for name in names)
     num_slots = 4 if len(names) > 1 else 3  # as many slices are in progress as there are stages
     if len(names) > 1:
+        # A lane cuts its share of a slice into one piece for each node, and each piece is then one full message.
         slice_bytes = message_bytes * num_lanes * len(names)
     else:
         slice_bytes = min(message_bytes, SHARE_BYTES) * most_local

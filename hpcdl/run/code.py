@@ -50,10 +50,12 @@ def _imported_by(file: Path, own: Sequence[Path]) -> Iterator[Path]:
         if isinstance(node, ast.Import):
             names = [(0, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
+            # What follows `import` may be a module as well as a name.
             names = [(node.level, f"{node.module or ''}.{alias.name}".strip(".")) for alias in node.names]
         else:
             continue
         for level, name in names:
+            # Level 0 and level 1 both mean the file's own folder: one dot is the package that holds the file.
             above = [file.absolute().parent, *file.absolute().parents]
             folders = above[level : level + 1] if level else [above[0], *own]
             yield from _files_of(name.split("."), folders)

@@ -192,6 +192,7 @@ def _steps_done(run_dir: Path, events: Sequence[Mapping[str, Any]]) -> int:
     saved = []
     with contextlib.suppress(UsageError):  # a folder that cannot be read must not hide why the run ended
         saved = list_checkpoints(run_dir / FOLDER)
+    # two zeros, because max takes no single number
     return max(*(step for step in reached if isinstance(step, int)), *saved, 0, 0)
 
 
@@ -202,6 +203,7 @@ def _history(events: Iterable[Mapping[str, Any]]) -> list[HistoryPoint]:
         if event.get("kind") == "epoch":
             with contextlib.suppress(ValueError):  # a damaged line must not hide why the run ended
                 point = from_json(HistoryPoint, event)
+                # An epoch that was trained again replaces itself and all that followed.
                 while points and points[-1].epoch >= point.epoch:
                     points.pop()
                 points.append(point)

@@ -202,6 +202,7 @@ def _parse_of_network(match: re.Match[str], text: str) -> Fault:
         raise ValueError("say which node's clock, and how far it is ahead or behind, for example skew:host=2:+2s")
     value = None
     if kind == LINK:
+        # Bits to bytes per second, as the network impairment counts.
         value = float(match["value"]) * _BITS[match["rate"]] / 8
     elif kind == SKEW:
         value = parse_seconds(match["shift"][1:]) * (-1 if match["shift"][0] == "-" else 1)

@@ -210,11 +210,13 @@ def written(out: Path, *, resume: bool) -> Iterator[OutputFolderState]:
     """Make `out` if it is missing, and lock it as its only writer."""
     try:
         made = next((folder for folder in make_folder(out) if folder.path == out), None)
+    # A TargetError is an OSError with a message of its own.
     except TargetError:
         raise
     except OSError as error:
         raise UsageError(f"--out {out} cannot be made: {error.strerror}; name another folder") from error
     with writing(out):
+        # Again under the lock: another call may have written here since the first look.
         _check_content(out, resume=resume)
         there = read_bytes(out / ASKED_FILE) if (out / ASKED_FILE).exists() else None
         if (out / FOLDER).is_dir():

@@ -83,6 +83,7 @@ class FileJournal:
         if abs(set_by_s - self._logged_set_by_s) > NOTICED_S:
             before.append(clock_was_set(os.uname().nodename, set_by_s - self._logged_set_by_s))
         warnings = b"".join(_line("message", text=f"warning: {text}") for text in before)
+        # One write: the warning and the line are both there, or both missing.
         if self._append(warnings + _line(kind, **values)):
             self._lost, self._logged_set_by_s = 0, set_by_s
         else:
@@ -212,6 +213,7 @@ class JournalReader:
         with contextlib.suppress(OSError), open_regular(self._path) as file:
             file.seek(self._position)
             content = file.read(MOST_JSON_BYTES)
+        # Without any line end `rfind` gives -1, and nothing is whole.
         whole = content[: content.rfind(b"\n") + 1]
         self._position += len(whole)
         events = []

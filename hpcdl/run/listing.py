@@ -31,7 +31,7 @@ from hpcdl.run.rundir import CONFIG_FILE, SCRIPT, read, read_as
 from hpcdl.strategies.table import STRATEGIES
 
 FILE_SYSTEM = "file system"
-_MOST_EPOCHS = 2**53
+_MOST_EPOCHS = 2**53  # the number up to which a float counts exactly
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +128,7 @@ def _listed(
         epoch = _epoch(step, facts_of())
     except CorruptError as error:
         problem = str(error)
+    # IndexError: the last copy of this step was removed meanwhile.
     except (FileNotFoundError, IndexError):
         return None
     try:

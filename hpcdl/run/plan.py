@@ -164,7 +164,7 @@ def check_network(config: TrainConfig, dataset: Dataset) -> None:
 def prepare(resolved: ResolvedConfig[TrainConfig]) -> RunPlan:
     """Check names, data and arithmetic of a run, and return its plan. Raises errors meant for the user."""
     info, dataset = _named(resolved.config)
-    resolved = with_own_period(resolved, info)
+    resolved = with_own_period(resolved, info)  # before the checks, which must see it
     config = resolved.config
     num_workers, num_servers = check_strategy(info, config)
     check_steps_per_call(info, config.run.steps_per_call)
@@ -208,6 +208,7 @@ def prepare(resolved: ResolvedConfig[TrainConfig]) -> RunPlan:
     schedule = build_schedule(
         config.optimizer, global_batch=global_batch, num_steps=num_steps, steps_per_epoch=per_epoch
     )
+    # Only now: the limits hold for the highest rate, which depends on the global batch.
     check_averaging(info, resolved, num_workers, schedule.peak)
     return RunPlan(
         config=config,

@@ -160,6 +160,7 @@ def written(run_dir: Path, checkpoint: InterruptionConfig) -> Iterator[EarlierSt
     """
     try:
         made = next((folder for folder in make_folder(run_dir) if folder.path == run_dir), None)
+    # A TargetError is an OSError with a message of its own.
     except TargetError:
         raise
     except (FileExistsError, NotADirectoryError) as error:
@@ -377,6 +378,7 @@ def create(run_dir: Path, resolved: ResolvedConfig[Any], facts: Mapping[str, Any
         if data:
             with suppress(OSError):  # without it `evaluate` warns that it knows less: no reason to end a run
                 write_text(run_dir / DATA_FILE, data)
+    # A TargetError is an OSError with a message of its own.
     except TargetError:
         raise
     except OSError as error:

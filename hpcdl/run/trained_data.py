@@ -204,6 +204,7 @@ def description_of(dataset: Dataset) -> str:
     """Return what a run keeps of its data for `data_trained_on`, as JSON: classes, fields and scaling, no shards."""
     if dataset.manifest is None:
         return ""
+    # Shards are most of a manifest, and a run's own description reads no sample.
     splits = {name: dataclasses.replace(entry, shards=()) for name, entry in dataset.manifest.splits.items()}
     manifest = dataclasses.replace(dataset.manifest, splits=splits)
     return json.dumps({"checksum": dataset.checksum, "manifest": document_of(manifest)}, indent=1) + "\n"

@@ -106,6 +106,7 @@ class AsynchronousTrainer(Trainer):
     def position_at(self, step: int, facts: Mapping[str, Any], local_state: Mapping[str, Array]) -> Position:
         """Resume at the center's update count, converted to samples."""
         global_batch = self.parts.run_plan.global_batch
+        # An update covers one worker's batch: the global batch divided by the ranks of that time.
         samples = facts["count"] * facts["global_batch"] // facts["ranks"]
         position = Position(num_metrics=len(self.parts.host.objective.names))
         position.step = samples // global_batch

@@ -81,6 +81,7 @@ class ComputedShare:
         """Return this share as JSON for rank 0, with at most `most_times` batch times."""
         times = sorted(self.batch_seconds)
         if len(times) > most_times:
+            # Evenly from the sorted ones, so that the quantiles stay nearly the same.
             times = [times[index] for index in np.linspace(0, len(times) - 1, most_times).astype(int).tolist()]
         lists = {"results": [dataclasses.asdict(result) for result in self.results], "batch_seconds": times}
         numbers = ("num_samples", "num_not_finite", "seconds", "gpu_utilisation", "stopped")
@@ -101,6 +102,7 @@ def main() -> None:
 
     def body(communicator: Observed, watch: Watchdog) -> None:
         config, model = asked(out)
+        # The next call waits for this lock until rank 0 has ended (`run.inference.written`).
         with writing(out / FOLDER) if communicator.rank == 0 else contextlib.nullcontext():
             infer_rank(prepare(config, model), communicator, out, watch, stop)
 
@@ -217,6 +219,7 @@ def _function(plan: InferencePlan) -> str:
 
 def _shard_samples(plan: InferencePlan, predictor: Predictor) -> int:
     if num_samples := plan.config.run.shard_samples:
+        # Whole batches, because a batch is computed for one shard only.
         return -(-num_samples // plan.batch_size) * plan.batch_size
     counts = {split.name: split.num_samples for split in plan.splits}
     return whole_batches(counts, plan.batch_size, sum(field.row_bytes for field in predictor.fields))
@@ -264,6 +267,7 @@ def _begun(
             journal.write("message", text=f"warning: computed again, for it is damaged: {text}")
         _report_shares(outputs, whole_shards, communicator.size, journal)
         complete = (out / MANIFEST_NAME).is_file()
+        # If nothing is left to compute, the record of the finished call stays.
         if len(whole_shards) < len(outputs.tasks()) or not complete:
             write_record(out, record)
         return [dataclasses.asdict(result) for result in whole_shards.values()], complete
@@ -308,6 +312,7 @@ def _computed(
             contextlib.closing(PartialManifest(out, communicator.rank, outputs.identity, "")) as entries,
         ):
             communicator.barrier()
+            # Together, because the throughput counts the slowest rank's time for all samples.
             began_s = logged_s = time.perf_counter()
             for task, arrays in _shards(predictor, outputs, tasks, share, stop, steps):
                 monitor.doing("writing a shard")
@@ -356,6 +361,7 @@ class BatchSteps:
         """End the step, if a batch was computed."""
         if len(self._borders) == 3:
             began_s, got_s, computed_s = self._borders
+            # Nothing is exchanged or updated: these parts have no length.
             self._monitor.step_over((began_s, got_s, computed_s, computed_s, computed_s, WALL.now_s()))
             self._number += 1
         self._borders = []

@@ -80,6 +80,7 @@ def _run_rank(
     context = dataclasses.replace(context_of(run_plan, communicator), in_place=shrunk is not None)
     if communicator.rank < run_plan.num_workers:
         communicator.monitor.doing("importing TensorFlow")
+        # With varying shapes oneDNN would keep the set-up of each one (docs/decisions/0233).
         runtime.import_tensorflow(fixed_shapes=not any(field.variable for field in run_plan.dataset.fields))
         from hpcdl.rank.worker import run_worker
 

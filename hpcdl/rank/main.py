@@ -45,6 +45,7 @@ def main() -> None:
 
     def body(communicator: Observed, watch: Watchdog) -> None:
         resolved, _ = rundir.read(run_dir)
+        # The next start waits for this lock until rank 0 has ended (`rundir.written`).
         with writing(run_dir / FOLDER) if communicator.rank == 0 else contextlib.nullcontext():
             shrunk = shrunk_of(resolved) if VARIABLE in os.environ else None
             run_rank(prepare(resolved), communicator, run_dir, watch=watch, shrunk=shrunk)

@@ -79,6 +79,7 @@ class Predictor:
         self._call = _graph_of(self._model, inputs)
         try:
             answer = self._call(inputs)
+        # Too little memory says nothing about whether model and data fit.
         except (HpcdlError, tf.errors.ResourceExhaustedError):
             raise
         except Exception as error:  # the layers of a user's own model may raise anything

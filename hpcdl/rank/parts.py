@@ -127,6 +127,7 @@ class Parts:
         Model, optimizer, position and measurements stay as they are. Collective over the group.
         """
         self.run_plan, self.config = run_plan, run_plan.config
+        # Asynchronous workers are at different steps: in a collective call each would wait for the others.
         self.together = group if run_plan.info.features.synchronous else alone()
         self.host.join(run_plan, worker, group, journal)
         self.saver.join(self.together, copies, self.config.checkpoint.keep_checkpoints)

@@ -59,6 +59,7 @@ def first_record(run_plan: RunPlan, hosts: Sequence[str], software: Mapping[str,
         evaluated_on=split.name if (split := run_plan.dataset.evaluation_split) else "",
         workers=run_plan.num_workers,
         servers=run_plan.num_servers,
+        # An uneven batch gives the last worker, and its last slice, most samples.
         batch_per_rank=run_plan.slices_of(run_plan.num_workers - 1)[-1],
         accumulate=len(run_plan.slices_of(run_plan.num_workers - 1)),
         global_batch=run_plan.global_batch,

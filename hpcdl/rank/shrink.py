@@ -204,6 +204,7 @@ class InPlaceRecovery:
             trainer.take_over(since_start(all_events(self.run_dir)))
         survivor = _agree(group, trainer, center)
         self.shrunk = before.on(world.size, servers)
+        # The data set in use, which may be a staged copy or preprocessed.
         run_plan = dataclasses.replace(self.shrunk.run_plan(), dataset=parts.run_plan.dataset)
         if leads:
             self._lead(recovery, held, new=not led)

@@ -113,6 +113,7 @@ class SynchronousTrainer(Trainer):
     def _free_steps(self, control: Control) -> int:
         """Return how many steps can run without interruption; the same on every rank."""
         parts, run_plan, config = self.parts, self.parts.run_plan, self.parts.config
+        # The agreement on the stop comes after the next step, not after a call of many.
         if parts.stop.asked:
             return 1
         step = parts.host.position.step
@@ -126,6 +127,7 @@ class SynchronousTrainer(Trainer):
         parts.seen.doing("evaluating")
         parts.seen.recorder.quiesced(parts.group)
         parts.outcome.clock.flush()
+        # Each worker has the moving statistics of its own batches; one model is evaluated.
         state.average_moving_statistics(parts.model, parts.group)
         seconds = time.monotonic() - began
         totals = parts.host.position.totals.copy()

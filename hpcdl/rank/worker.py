@@ -120,6 +120,7 @@ def _run_worker(
         precision=config.model.precision,
     )
     record = dataclasses.replace(started, intra_op_threads=threads[0], inter_op_threads=threads[1])
+    # Servers call `split(1)` meanwhile (rank/serve.py).
     group = communicator.split(0) if run_plan.num_servers else communicator
     journal: Journal = _journal(run_dir, config.run.tensorboard, on_event) if leads else NullJournal()
     # Before the model: some engines must be set up before TensorFlow makes its first tensor.
@@ -172,6 +173,7 @@ def _begun(trainer: Trainer, group: Communicator, record: RunRecord, run_dir: Pa
             warnings.append(f"resumed with --allow {','.join(limits.allow)}: part of it ran with other settings")
         step = parts.host.position.step
         journal.write("message", text=f"resumed after step {step} of {run_plan.num_steps}")
+    # The record of a resumed run may hold them already.
     record = dataclasses.replace(record, warnings=list(dict.fromkeys([*record.warnings, *warnings])))
     if group.rank == 0:
         write_record(run_dir, record)
@@ -221,6 +223,7 @@ def _kept(
     way, remark = way_for(limits.background, run_plan.info.features, run_plan.num_workers)
 
     def log(text: str) -> None:
+        # Opened for each line: any rank may log here, and only the first one holds its journal open.
         with contextlib.closing(FileJournal(run_dir)) as journal:
             journal.write("message", text=text)
 
@@ -317,6 +320,7 @@ def _resume(trainer: Trainer, run_dir: Path, communicator: Communicator, warning
     if parts.config.checkpoint.local_checkpoint_redundancy != NONE:
         recover(parts.saver.copies.folder, communicator, saved or 0, parts.saver.copies.log)
     copied = _newest_copied(trainer, communicator, saved or 0, warnings) if from_step is None else None
+    # A copy in memory counts only if it is newer than what is saved.
     step = copied or saved
     if step is None:
         decided(communicator, lambda: _refuse_damaged(run_dir, kind))

@@ -34,6 +34,7 @@ def guarded(run_dir: Path) -> Iterator[None]:
     collect_abandoned(run_dir)
     line = [sys.executable, "-P", "-S", "-c", _WAIT, *own_program(__name__, str(run_dir))]
     nowhere = subprocess.DEVNULL  # an inherited pipe would keep its reader waiting for the guard
+    # A session of its own: Ctrl-C at the terminal must not end the guard together with the ranks.
     with subprocess.Popen(
         line, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True
     ) as guard:  # fmt: skip

@@ -181,6 +181,7 @@ def until_done(
             newest = max(saved, newest_copy(run_dir))
             if isinstance(stopped, StoppedEarly) and stopped.grows:
                 text, num_before = growth.granted(), growth.num_left
+                # Ranks that have saved to make room for more are progress: earlier losses do not count any more.
                 lost_at = []
             else:
                 error = _loss_in(stopped)

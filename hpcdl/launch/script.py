@@ -80,6 +80,7 @@ def _check_words(script: Script) -> None:
     """Raise UsageError if the script's name or an argument is not UTF-8: no record could hold it."""
     names = ["SCRIPT", *(f"argument {number}" for number in range(1, len(script.arguments) + 1))]
     for what, word in zip(names, [str(script.path), *script.arguments], strict=True):
+        # Python reads bytes that are not UTF-8 as these (PEP 383).
         if any("\ud800" <= letter <= "\udfff" for letter in word):
             raise UsageError(f"{what}: {word!r} is not UTF-8; rename it, or link to it under such a name")
 

@@ -99,6 +99,7 @@ def _train(resolved: ResolvedConfig[TrainConfig], on_event: EventHandler) -> tup
     facts = rundir.facts_of(run_plan.config, run_plan.dataset.checksum, run_dir)
 
     def launch(now: ResolvedConfig[TrainConfig], environment: Mapping[str, str]) -> None:
+        # The first launch: the plan made before the run directory still holds.
         if now is resolved and not environment:
             _run(launcher, run_plan, plan, run_dir, on_event)
             return
@@ -272,6 +273,7 @@ def chosen_settings(run: RanksConfig) -> dict[str, Any]:
 def check_started_with(run: RanksConfig, launcher: str) -> None:
     """Raise UsageError if a launcher started this rank without the environment that `run` needs: too late to set it."""
     wanted = environment_of(Settings(**chosen_settings(run)), openmp=False)
+    # The allocator comes first, before what LD_PRELOAD already holds.
     preloads = wanted.pop("LD_PRELOAD", "").split(":")[0]
     if wanted.pop(ALLOCATOR, "") and is_preloaded(run.allocator):
         preloads = ""

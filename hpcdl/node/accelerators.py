@@ -88,6 +88,7 @@ def nearest(number: int, near: Sequence[Collection[int]], cpus_by_rank: Sequence
     for cpus in cpus_by_rank:
         load = Counter(chosen)
         free = [device for device in range(number) if load[device] < most]
+        # A full share is left out before, so that no device gets two ranks while another has none.
         ranked = {device: (-len({*cpus} & {*near[device]}), load[device], device) for device in free}
         chosen.append(min(free, key=ranked.__getitem__))
     return chosen
@@ -144,6 +145,7 @@ def ask_tensorflow(environment: Mapping[str, str]) -> SeenByTensorflow:
     if finished.returncode:
         last = (finished.stderr.strip().splitlines() or ["no message"])[-1]
         raise HpcdlError(f"TensorFlow cannot be asked for GPUs: {last}")
+    # The last line: libraries may print something before it.
     return SeenByTensorflow(**json.loads(finished.stdout.strip().splitlines()[-1]))
 
 
@@ -197,6 +199,7 @@ def take(claim: DeviceClaim | None, environment: MutableMapping[str, str] = os.e
     if claim is not None:
         environment[claim.variable] = claim.device
         # Numbers of the kernel and of nvidia-smi; CUDA's own order has the fastest device first.
+        # Only as a default: a user who set the order has numbered the devices by it.
         environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         _taken.append(claim)
 
@@ -271,6 +274,7 @@ class GpuUse:
         """Read the output of nvidia-smi, one line per sample."""
         assert self._asked is not None and self._asked.stdout is not None
         with self._asked.stdout as lines:
+            # The first sample is of the time before the first step.
             for line in itertools.islice(lines, 1, None):
                 self._note(line)
 
@@ -283,6 +287,7 @@ class GpuUse:
                 answer = subprocess.run(
                     line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=INTERVAL_S, check=True
                 )
+                # The first answer is of the time before the first step.
                 if look:
                     self._note(str(json.loads(answer.stdout)[f"card{self._claim.device}"][_AMD_USE]))
             except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):

@@ -153,6 +153,7 @@ def apply_memory_policy(policy: str, nodes: Sequence[int]) -> None:
         return
     if policy == "preferred" and len(nodes) > 1:  # the older mode takes one node alone
         policy = "preferred-many"
+    # The kernel reads the mask as unsigned longs, 64 bits each on these machines.
     mask = (ctypes.c_ulong * (_BITS // 64))()
     for node in nodes:
         mask[node // 64] |= 1 << node % 64

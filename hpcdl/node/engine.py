@@ -24,6 +24,7 @@ LIBRARY_FOLDERS = (
 PRELOADS = {"jemalloc": ("libjemalloc.so.2",), "tcmalloc": ("libtcmalloc_minimal.so.4", "libtcmalloc.so.4")}
 _FOR_NETWORKS = {"avx512_vnni", "avx512_bf16", "avx_vnni", "amx_tile", "amx_int8", "amx_bf16"}
 _BFLOAT16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512"}
+# PT_DYNAMIC, DT_NEEDED, DT_STRTAB and PT_LOAD of elf.h.
 _DYNAMIC, _NEEDED, _STRTAB, _LOAD = 2, 1, 5, 1
 
 
@@ -143,17 +144,20 @@ def needed_libraries(path: Path) -> list[str]:
     try:
         with path.open("rb") as file:
             header = file.read(64)
-            if header[:6] != b"\x7fELF\x02\x01":
+            if header[:6] != b"\x7fELF\x02\x01":  # EI_CLASS 64 bit, EI_DATA little-endian
                 return []
+            # At 32 is e_phoff, at 54 are e_phentsize and e_phnum.
             offset, size, count = struct.unpack_from("<Q", header, 32)[0], *struct.unpack_from("<HH", header, 54)
             file.seek(offset)
             table = file.read(size * count)
+            # Type, flags, offset in the file, virtual address, physical address, size in the file.
             segments = [struct.unpack_from("<IIQQQQ", table, index * size) for index in range(count)]
             dynamic = next((segment for segment in segments if segment[0] == _DYNAMIC), None)
             if dynamic is None:
                 return []
             file.seek(dynamic[2])
             entries = list(struct.iter_unpack("<qQ", file.read(dynamic[5] // 16 * 16)))
+            # DT_STRTAB is an address in memory: the segment that is loaded there leads to its place in the file.
             address = next(value for tag, value in entries if tag == _STRTAB)
             load = next(
                 segment

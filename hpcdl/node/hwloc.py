@@ -18,6 +18,7 @@ from hpcdl.node.topology import Cache, Core, NumaNode, Topology, own_affinity, o
 PROGRAMS = ("lstopo-no-graphics", "lstopo")
 TIMEOUT_S = 30.0
 MOST_BYTES = 8 << 20
+# L1Cache is the data cache; hwloc calls the other one L1iCache.
 _CACHES = {"L1Cache": "L1d", "L2Cache": "L2", "L3Cache": "L3", "L4Cache": "L4"}
 
 
@@ -35,6 +36,7 @@ def read_live() -> Topology | None:
     named = os.environ.get("HWLOC_XMLFILE")
     if named:
         topology = read_file(Path(named))
+        # In a file of another machine the CPU numbers of this process mean nothing.
         foreign = os.environ.get("HWLOC_THISSYSTEM", "1") == "0" or not set(own_affinity()) <= set(topology.cpus)
         return topology if foreign else restricted(topology, own_affinity(), own_memory_nodes())
     text = _lstopo()
@@ -144,6 +146,7 @@ def _assemble(
     source: str,
 ) -> Topology:
     info = {entry.get("name"): entry.get("value") or "" for entry in machine.iter("info")}
+    # Some processors pad their name with blanks.
     processor = " ".join((info.get("CPUModel") or info.get("Architecture") or "unknown processor").split())
     nodes = numa_nodes(objects.nodes, processor)
     home = {cpu: node.index for node in nodes for cpu in node.cpus}
@@ -175,6 +178,7 @@ def numa_nodes(raw: list[tuple[int, int, str, tuple[int, ...]]], processor: str)
     """Return memory nodes from (index, bytes, kind or "", near CPUs); CPUs of several belong to the first slow one."""
     kinds = {index: kind or _guess(index, cpus, raw, processor) for index, _, kind, cpus in raw}
     owners: dict[tuple[int, ...], int] = {}
+    # Slow memory first: cores near DRAM and HBM belong to the DRAM node, as in the kernel.
     for index, _, _, cpus in sorted(raw, key=lambda item: (kinds[item[0]] in ("MCDRAM", "HBM"), item[0])):
         owners.setdefault(cpus, index)
     return tuple(

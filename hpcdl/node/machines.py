@@ -110,6 +110,7 @@ def _compute(table: Any, path: Path) -> dict[str, float]:
     if not isinstance(table, dict) or not set(table) <= keys:
         raise UsageError(f"{path}: [compute] has {' and '.join(sorted(keys))}, numbers above 0")
     for key, value in table.items():
+        # A bool is an int for Python.
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise UsageError(f"{path}: {key} is {value!r}; give a number above 0")
     return {key: float(value) for key, value in table.items()}

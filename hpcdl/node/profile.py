@@ -213,6 +213,7 @@ def read_profile(path: Path) -> Profile:
         if missing:
             raise TypeError(f"{missing[0]} is missing")
         _check_finite(document)
+        # Settings are parsed above, where all problems are reported at once.
         profile = from_json(Profile, {**kept, "settings": {}})
     except (TypeError, ValueError) as error:
         raise UsageError(f"{path} is damaged: {error}; make it again with `hpcdl tune-threads`") from None
@@ -244,6 +245,7 @@ def find_profile(choice: str, model: str, topology: Topology, folders: Iterable[
     stored = [profile for profile in readable if profile.devices in ({}, topology.devices)]
 
     def place(profile: Profile) -> tuple[bool, bool, tuple[int, ...]]:
+        # False sorts first: the same devices, then the same model, then the newest.
         return profile.devices != topology.devices, profile.model != model, _minus(profile.created_at)
 
     here = [profile for profile in stored if profile.fingerprint == topology.fingerprint]

@@ -98,6 +98,7 @@ def _caches(folder: Path, cores: tuple[Core, ...]) -> tuple[Cache, ...]:
             level = f"L{_text(index / 'level')}"
             shared = _text(index / "shared_cpu_list")
             size = _size(_text(index / "size"))
+            # Every CPU that shares a cache lists it, so the list of sharers identifies the cache.
             seen[(level, shared)] = ("L1d" if level == "L1" else level, size, len(first & set(parse_list(shared))))
     kinds = list(seen.values())
     unique = sorted(set(kinds))
@@ -115,6 +116,7 @@ def _size(text: str) -> int:
 
 
 def _memory_of(path: Path) -> int:
+    # The kernel writes kB and means KiB.
     match = re.search(r"MemTotal:\s+(\d+) kB", _text(path))
     return int(match[1]) * 1024 if match else 0
 

@@ -94,6 +94,7 @@ class Topology:
     @property
     def fast_nodes(self) -> tuple[NumaNode, ...]:
         """Fast memory nodes that may be used, on a node that also has slower ones (flat modes)."""
+        # Without slower memory, as on a Xeon Max without DIMMs, no node is faster than another.
         if not any(node.kind not in FAST_KINDS for node in self.numa_nodes):
             return ()
         return tuple(n for n in self.numa_nodes if n.kind in FAST_KINDS and n.index in self.allowed_memory_nodes)
@@ -185,6 +186,7 @@ def draw(topology: Topology, cpus_by_local_rank: Sequence[Sequence[int]] = ()) -
         cores = [core for core in topology.cores if core.package == package]
         for node in topology.numa_nodes:
             own_cores = [core for core in cores if core.numa_node == node.index]
+            # Fast memory may be a node without cores; it is drawn in the package that is near.
             here = own_cores or (cores and set(node.near_cpus) & {cpu for core in cores for cpu in core.cpus})
             if not here:
                 continue

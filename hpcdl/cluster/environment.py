@@ -13,6 +13,7 @@ WITHOUT_MPI_VARIABLE = "HPCDL_WITHOUT_MPI"
 """Set for ranks that hpcdl starts, by any launcher, for a strategy without MPI."""
 # Each launcher's variables for rank, size, local rank and local size; the first with rank and size set counts.
 _VARIABLES = (
+    # These ranks are all on one node, where rank and local rank are the same.
     (OWN_LAUNCHER, "HPCDL_RANK", "HPCDL_SIZE", "HPCDL_RANK", "HPCDL_SIZE"),
     ("openmpi", *(f"OMPI_COMM_WORLD_{what}" for what in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
     ("mvapich", *(f"MV2_COMM_WORLD_{what}" for what in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),

@@ -36,6 +36,7 @@ def check_node(num_ranks: int, *, mpi: bool = True) -> None:
     if not mpi or num_ranks < 2:
         return
     needed = _MPICH_BYTES + num_ranks * _MPICH_BYTES_A_RANK
+    # Asking for the flavour starts a process, so it is done only where there is a problem.
     for flavour, problem in (("mpich", _shared_memory_problem(needed)), ("openmpi", _temporary_problem())):
         if problem and mpi_flavour() == flavour:
             raise UsageError(problem)
@@ -92,6 +93,7 @@ def _shared_memory_problem(needed: int) -> str:
     if volume.f_flag & os.ST_RDONLY or not os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
         return f"{where} is read-only; {purpose}: mount it writable, or load Open MPI, which does without"
     free = volume.f_bavail * volume.f_frsize
+    # A tmpfs without a limit reports no blocks.
     if volume.f_blocks and free < needed:
         return (
             f"{where} has {format_bytes(free)} free, MPICH needs {format_bytes(needed)} for its ranks: remove what "

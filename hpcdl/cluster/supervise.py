@@ -113,6 +113,7 @@ def start(
         )  # a rank that was asked to stop and killed is not replaced
         raise
     except StoppedEarly as error:
+        # Whoever asked for the stop wants an end: neither a lost node nor room for more ranks starts new ones.
         if watcher.stop_requests:
             error.node, error.grows = "", False
         raise
@@ -134,7 +135,7 @@ def _no_place(folder: Path) -> str:
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(_ROOM_BYTES))
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # some file systems only now find that they are full
     except OSError as error:
         error.filename = str(folder)
         return without_place(error)
@@ -375,6 +376,7 @@ class _Watcher:
         """Return the newest known status of each rank: from its own file, by its line, or from the table of all."""
         announced = [status for text in self._deaths.words.values() if (status := heard(text)) is not None]
         table = self._table_now()
+        # The table's `done` comes last and wins: how a process exits after that is no failure.
         done = [status for status in table if status.state == "done"]
         return read_statuses(self._folder, [*table, *announced, *done])
 
@@ -394,6 +396,7 @@ class _Watcher:
 
     def _kill(self) -> None:
         for status in self._own():
+            # The kernel may give the process id of an ended rank to another process.
             if status.state in ("running", "left behind") and status.pid not in self._ended:
                 _send(status.pid, signal.SIGKILL)
         for process in self._processes:

@@ -168,6 +168,7 @@ def _last_events(run_dir: Path, job: Job) -> dict[str, Any]:
     by_kind: dict[str, Any] = {}
     is_own = False
     with contextlib.suppress(OSError), open_regular(run_dir / "metrics.jsonl") as file:
+        # A line without an end is still being written, or is too long to be an event.
         while (line := file.readline(MOST_JSON_BYTES)).endswith(b"\n"):
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 event = event_of(line)

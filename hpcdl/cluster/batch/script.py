@@ -97,6 +97,7 @@ def batch_launcher(environment: Mapping[str, str] = os.environ) -> str:
     if named:
         return load_launcher(named).name
     path = environment.get("PATH")
+    # First: Slurm's wrappers may put a qsub on PATH as well.
     if shutil.which("sbatch", path=path):
         return "ibrun" if "TACC_SYSTEM" in environment else "slurm"
     if shutil.which("qsub", path=path):

@@ -94,6 +94,7 @@ def plan_job(wanted: Wanted, now: float | None = None) -> tuple[JobRequest, Path
         command, run_dir = _completed(command, wanted, num_ranks, f"{stamp}-{label}")
     if wanted.stage_env and "--stage-env" not in command:
         command = [*command, "--stage-env"]
+    # A requeued job runs the same command line again.
     if wanted.until_done and "--resume" not in command:
         command = [*command, "--resume"]
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)

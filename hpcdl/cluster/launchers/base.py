@@ -117,6 +117,7 @@ def seconds_left(environment: Mapping[str, str], now: float | None = None) -> fl
     if not text.isdigit():
         return None
     stop_text, _, by_uptime = environment.get(STOP_UPTIME_VARIABLE, "").partition(" ")
+    # The uptime counts only beside the stop time that it was computed for: a job inside a job has another one.
     if now is None and stop_text == text and (left_s := _left_by_uptime(by_uptime)) is not None:
         return max(left_s, 0.0)
     return max(int(text) - (time.time() if now is None else now), 0.0)
@@ -153,6 +154,7 @@ def expand_hosts(text: str) -> list[str]:
     hosts: list[str] = []
     for part in _ITEM.findall(text):
         remaining = MAX_HOSTS - len(hosts)
+        # One more shows that there are too many, without counting out a huge range.
         part_hosts = list(itertools.islice(_hosts_of(part), remaining + 1))
         if len(part_hosts) > remaining:
             raise UsageError(f"host list {text[:60]!r} names more than {MAX_HOSTS} hosts; check its ranges")

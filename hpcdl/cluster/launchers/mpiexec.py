@@ -166,7 +166,7 @@ def _ask_library(python: str) -> tuple[Path, str]:
             timeout=TIMEOUT_S,
             check=True,
         )
-        document = json.loads(answer.stdout.strip().splitlines()[-1])
+        document = json.loads(answer.stdout.strip().splitlines()[-1])  # libraries may print before it
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         raise UsageError(f"the MPI library cannot be loaded ({_last_line(error)}); {REMEDY}") from error
     if "error" in document:

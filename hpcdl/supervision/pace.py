@@ -141,6 +141,7 @@ class Paces:
             if len(last) < num_windows or min(last) <= factor:
                 continue
             times = statistics.fmean(last)
+            # The part of its own work that it would save at the others' pace.
             late_s = work.own_s * self._shares[rank] * (1 - 1 / times)
             error = statistics.stdev(last) / math.sqrt(num_windows) if num_windows > 1 else 0.0
             if times - 1 > NUM_ERRORS * error and late_s > LEAST_SHARE * work.step_s:

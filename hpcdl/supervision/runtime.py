@@ -197,6 +197,7 @@ def _silent() -> Iterator[None]:
     if os.environ.get("HPCDL_VERBOSE"):
         yield
         return
+    # The descriptor, because libraries in C++ do not write through sys.stderr.
     stderr_copy = os.dup(2)
     try:
         with Path(os.devnull).open("wb") as nowhere:

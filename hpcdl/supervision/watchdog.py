@@ -252,7 +252,7 @@ class Watchdog:
     def stop(self) -> None:
         """Stop watching, and withdraw this rank's alarm."""
         self._over.set()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:  # no thread can join itself
             self._thread.join(timeout=5)
         with contextlib.suppress(OSError):
             self._withdraw()
@@ -371,6 +371,7 @@ class Watchdog:
     def _look(self) -> None:
         own_note = self._own_note()
         longest_s = max((wait.age_s for wait in own_note.waits), default=0.0)
+        # After half of the time, so that the others have the other half to answer.
         if longest_s <= self.limits.stall_s / 2 or not self.accuses:
             self._withdraw()
         elif self._alarm is None:

@@ -43,6 +43,7 @@ MOST_NAMES = 40
 """Names that a message lists; of more it shows the nearest."""
 NEAREST_SHOWN = 5
 LONGEST_LINE = 1000
+# Control codes, marks that change the direction of writing, separators of lines and paragraphs, half characters.
 _OBEYED = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -183,6 +184,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ";"
     most = len(names) if len(names) <= MOST_NAMES else len(nearest) or NEAREST_SHOWN
     ordered = names if most == len(names) else [*nearest, *(other for other in names if other not in nearest)]
+    # A comma within a name would look like one between two names.
     apart = [*map(repr, ordered)] if any("," in known_name for known_name in names) else ordered
     return f"{hint} known: {listed(apart, most)}" if names else "; none is known"
 

@@ -67,6 +67,7 @@ def quoted(word: object) -> str:
     text = f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word)
     if printable(text) == text:
         return shlex.quote(text)
+    # ANSI-C quoting: plain quotes cannot hold control codes.
     return f"$'{''.join(map(_escaped, text))}'"
 
 

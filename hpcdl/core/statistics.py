@@ -214,6 +214,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     adjusted = [0.0] * len(p_values)
     running = 0.0
     for position, index in enumerate(order):
+        # An adjusted value is never below that of a smaller one.
         running = max(running, min(1.0, (len(order) - position) * p_values[index]))
         adjusted[index] = running
     return adjusted

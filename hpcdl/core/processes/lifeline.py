@@ -121,6 +121,7 @@ def _mapped(pid: int) -> Iterator[Path]:
     """Yield the files of MPICH_NAMES that a process has mapped; none if its maps cannot be read."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+            # Five fields come before the path, which may hold blanks.
             path = Path(line.split(maxsplit=5)[-1])
             if path.parent == SHARED_MEMORY and path.match(MPICH_NAMES):
                 yield path

@@ -88,6 +88,7 @@ def _recorded(run_dir: Path) -> str:
 def _look_at(path: Path) -> str:
     """Return whether a process holds this lock: _HELD, _FREE, or the reason why that cannot be known from here."""
     try:
+        # O_NONBLOCK: someone may have put a pipe there, and opening it would wait for its other end.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except PermissionError:
         return f"{path} cannot be read"
@@ -100,6 +101,7 @@ def _look_at(path: Path) -> str:
         holder = _holder(descriptor)
         host = str(holder.get("host") or socket.gethostname())
         try:
+            # Shared: the file is open for reading only, and two commands may look at the same time.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
@@ -121,6 +123,7 @@ def _holder(descriptor: int) -> dict[str, Any]:
 def _lives(pid: object, since: float) -> bool:
     """Return whether this process of this host existed at the Unix time `since`: numbers are reused."""
     try:
+        # Field 22 of the file, counted from behind the name: the start in clock ticks since the boot.
         ticks = float(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
         age_s = float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):

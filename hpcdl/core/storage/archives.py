@@ -23,6 +23,7 @@ FLOOR_BYTES = 256 << 20
 MOST_RATIO = 100
 """Limit for larger files, as a multiple of their size: weights pack to a half, with zeros beside them to a tenth."""
 _PIECE_BYTES = 1 << 20
+# Of a member's own header (APPNOTE.TXT, 4.3.7): signature, what the directory repeats, lengths of name and extra field.
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 _LOCAL_MAGIC = b"PK\3\4"
 _ENCRYPTED = 0x1
@@ -70,6 +71,7 @@ def checked_members(archive: zipfile.ZipFile, num_bytes: int) -> list[zipfile.Zi
             raise ValueError(f"{member.filename} is packed by {kind}; {' or '.join(_METHODS.values())} is possible")
         if member.flag_bits & _ENCRYPTED:
             raise ValueError(f"{member.filename} is encrypted; save it without a password")
+        # The upper half holds the mode that Unix gave the file.
         if stat.S_ISLNK(member.external_attr >> 16):
             raise ValueError(f"{member.filename} is a link; save it as a file")
         if member.compress_type == zipfile.ZIP_STORED and member.file_size != member.compress_size:
@@ -103,6 +105,7 @@ def pieces(file: IO[bytes], member: zipfile.ZipInfo) -> Iterator[bytes]:
     """Yield the content of a packed member in pieces of 1 MiB. Raises ValueError if the directory's length is wrong."""
     file.seek(place_of(file, member))
     left, count = member.compress_size, 0
+    # Negative: a zip holds raw deflate data without zlib's header.
     inflate = zlib.decompressobj(-zlib.MAX_WBITS)
     while left and not inflate.eof:
         packed = file.read(min(left, _PIECE_BYTES))

@@ -179,6 +179,7 @@ _CONTAINERS = frozenset((dict, list))
 
 def shallow(document: Any) -> Any:
     """Return `document` after checking that it is at most MOST_DEPTH deep, so that later code may recurse into it."""
+    # A loop: recursion would fail on the depth that it is to find.
     level, depth = [document], 0
     while level:
         if depth > MOST_DEPTH:
@@ -209,6 +210,7 @@ def toml_text(document: Mapping[str, Any]) -> str:
     encoder: toml.TomlEncoder[dict[str, Any]] = toml.TomlEncoder()
     encoder.dump_funcs[_Spelt] = lambda value: value.text
     odd = {key: value for key, value in document.items() if value is not None and not _BARE_KEY.fullmatch(key)}
+    # They stand before all tables: behind a table's head they would belong to that table.
     lines = [f"{_toml_key(key)} = {_toml_value(value, key)}\n" for key, value in odd.items()]
     plain = {key: value for key, value in document.items() if key not in odd}
     return "".join(lines) + toml.dumps(_spelt(plain, ""), encoder=encoder)

@@ -152,7 +152,7 @@ def _alive(record: dict[str, object]) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:
+    except PermissionError:  # it exists, and is another user's
         return True
     return True
 

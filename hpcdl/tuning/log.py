@@ -118,7 +118,8 @@ def read_log(path: Path) -> Recorded:
     except OSError as error:
         raise UsageError(f"cannot read trial log {path}: {error.strerror}") from None
     documents, sound = [], 0
-    for number, line in enumerate(lines, start=1):
+    # Without its newline even a line that reads as whole is not: the next entry would be appended to it.
+    for number, line in enumerate(lines[:-1], start=1):
         try:
             documents.append(parse_json(line)) if line.strip() else None
         except ValueError:
@@ -130,7 +131,7 @@ def read_log(path: Path) -> Recorded:
     if not isinstance(header, dict):
         raise CorruptError(f"{path} does not begin with its header; start again without --resume")
     entries = [_entry(document, path) for document in documents[1:]]
-    return Recorded(header=header, entries=entries, num_sound_bytes=min(sound, path.stat().st_size))
+    return Recorded(header=header, entries=entries, num_sound_bytes=sound)
 
 
 def _continued(path: Path, header: Mapping[str, Any]) -> list[LoggedSample]:

@@ -167,6 +167,17 @@ def test_a_line_cut_short_is_left_out_and_the_log_continues_whole(tmp_path: Path
     assert len(TrialLog(path, HEADER, resume=True).entries) == len(whole)
 
 
+def test_a_line_cut_before_its_newline_is_left_out_too(tmp_path: Path) -> None:
+    path, outcome = tmp_path / "log.jsonl", TrialOutcome(status="ok", images_per_second=1.0)
+    log = TrialLog(path, HEADER, resume=False)
+    log.add({"ranks_per_node": 1}, outcome)
+    log.add({"ranks_per_node": 2}, outcome)
+    path.write_bytes(path.read_bytes()[:-1])
+    TrialLog(path, HEADER, resume=True).add({"ranks_per_node": 4}, outcome)
+    kept = [entry.settings["ranks_per_node"] for entry in TrialLog(path, HEADER, resume=True).entries]
+    assert kept == [1, 4]
+
+
 def test_a_damaged_log_and_another_search_s_log_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     TrialLog(path, HEADER, resume=False).add({}, TrialOutcome(status="ok", images_per_second=1.0))

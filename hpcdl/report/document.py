@@ -32,6 +32,7 @@ class Interval:
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Interval | None:
         """Return mean and half width of the known, finite, non-negative values; None without any."""
+        # Imported tables may hold negative times: the caveats name them, and no mean uses them.
         usable = [value for value in values if value is not None and math.isfinite(value) and value >= 0]
         if not usable:
             return None
@@ -49,6 +50,7 @@ class Interval:
         if total <= 0:
             return None
         ratio = sum(part for part, _ in known_pairs) / total
+        # These residuals over the mean denominator have the standard error of the ratio (Cochran, section 6.3).
         estimated = estimate([(part - ratio * whole) * len(known_pairs) / total for part, whole in known_pairs])
         ratios = [part / whole for part, whole in known_pairs if whole > 0]
         return cls(value=ratio, half=estimated.ci95, n=estimated.n, seen=(min(ratios), max(ratios)))
@@ -177,7 +179,9 @@ class Document:
             for item in section.items:
                 if isinstance(item, Table):
                     title_words = re.findall(r"[a-z0-9]+", item.title.lower())
+                    # Titles may hold long names of networks and data, and file systems refuse names beyond 255 bytes.
                     name = "-".join([section.name, *title_words])[:80].rstrip("-")
+                    # Each name is a file in tables/: two tables with one title must not overwrite each other.
                     again = sum(taken == name or taken.startswith(f"{name}--") for taken in tables)
                     tables[f"{name}--{again + 1}" if again else name] = item
         return tables
@@ -194,6 +198,7 @@ def shortened(labels: Sequence[str], most: int) -> list[str]:
     if max(map(len, plain_labels), default=0) <= most:
         return plain_labels
     cut = [label if len(label) <= most else label[: most - 1] + "…" for label in plain_labels]
+    # The cut may make two labels equal, and a legend must distinguish them.
     if len(set(cut)) == len(set(plain_labels)):
         return cut
     order = {label: position for position, label in enumerate(dict.fromkeys(plain_labels), start=1)}
@@ -262,6 +267,7 @@ def _bounds(write: Callable[[float], str], cell: Bounds) -> str:
 def _interval(kind: str, write: Callable[[float], str], cell: Interval) -> str:
     if cell.half is None:
         return f"{write(cell.value)} †" if cell.n == 1 else write(cell.value)
+    # Student's t is 12.7 for two runs: their interval shows their number, not their scatter.
     if cell.seen is not None and cell.n == _TWO and cell.half > 0:
         return " and ".join(map(write, cell.seen))
     if cell.seen is not None and cell.half >= cell.value > 0:
@@ -279,5 +285,6 @@ def _same_digits(value: float, half: float) -> str:
         return f"{number(value)} ± 0"
     digits = max(0, 1 - math.floor(math.log10(half)))
     needed = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
+    # Of nearly equal repeats the half width alone would ask for a dozen digits.
     digits = min(digits, needed + 2)
     return f"{value:,.{digits}f} ± {half:,.{digits}f}"

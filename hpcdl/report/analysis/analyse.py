@@ -108,6 +108,7 @@ def analyse(
         unreadable=gathered.unreadable,
         warnings=[*caveats(runs, gathered.unreadable, curves), *misses(fits), *remarks, *_chosen(searches)],
         contests=contests,
+        # One correction over all kinds: with one for each kind, verdicts by chance would add up.
         comparisons=corrected(verdicts),
         fits=fits,
         communication=fit_communication(runs),

@@ -70,6 +70,7 @@ def _impossible(runs: Sequence[Run]) -> Iterable[str]:
         yield f"{counted(len(absent), 'run')} without a throughput left out: {listed(absent)}"
     if wrong:
         yield f"zero or negative times or counts: {counted(len(wrong), 'run')} left out: {listed(wrong)}"
+    # Its throughput is still a measurement: only the breakdown of its steps is lost.
     parts = [run.name for run in runs if run.usable and any(value < 0 for value in run.parts.values())]
     if parts:
         repeats = counted(len(parts), "run")
@@ -84,6 +85,7 @@ def _contradicting(runs: Sequence[Run]) -> Iterable[str]:
 
 def _outliers(curves: Sequence[Curve]) -> Iterable[str]:
     """Report runs far from their repeats: they move a mean, and no interval of means shows it."""
+    # By name, because a run may be on a weak and a strong curve.
     texts = {}
     for point in (point for curve in curves for point in curve.points):
         rates = [run.images_per_second or 0.0 for run in point.runs]
@@ -149,6 +151,7 @@ def _mixed(runs: Sequence[Run], name: str, plural: str) -> Iterable[str]:
 
 
 def _missing_base(curves: Sequence[Curve]) -> Iterable[str]:
+    # A curve of one size has no efficiency that could be relative to anything.
     bases = [point_name(curve, curve.base) for curve in curves if curve.base.n > 1 and len(curve.points) > 1]
     if bases:
         yield (
@@ -221,6 +224,7 @@ def _changing(curves: Sequence[Curve]) -> Iterable[str]:
 
 def _values_along(curve: Curve) -> Iterable[tuple[str, list[object]]]:
     runs = [point.first for point in curve.points]
+    # In scale-up the threads are n itself.
     if curve.mode != "scale-up":
         yield "threads per worker", list(dict.fromkeys(run.threads for run in runs if run.threads is not None))
     yield "servers", list(dict.fromkeys(run.servers for run in runs))

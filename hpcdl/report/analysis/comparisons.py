@@ -90,10 +90,12 @@ def build_contests(runs: Sequence[Run], by: str = STRATEGIES) -> list[Contest]:
     jobs: dict[Hashable, dict[Hashable, list[Run]]] = {}
     for run in runs:
         if run.usable:
+            # Strategies have settings of their own: `_one_difference` decides later which pairs are fair.
             settings = () if by == STRATEGIES else tuple(item for item in run.settings.items() if item[0] != by)
             job = jobs.setdefault((*(getattr(run, name) for name in fixed), settings), {})
             contender = (*(getattr(run, name) for name in free), *run.settings.items())
             job.setdefault(contender, []).append(run)
+    # Filled with zeros, so that 8 workers come before 16.
     ordered = sorted(jobs.items(), key=lambda item: [str(value).zfill(9) for value in item[0]])  # type: ignore[attr-defined]
     contests = [_contest(by, list(groups.values())) for _, groups in ordered]
     return [contest for contest in contests if len({_kind(item.first, by) for item in contest.contenders}) > 1]
@@ -150,6 +152,7 @@ def _own_keys(contenders: Sequence[Contender]) -> set[str]:
 
 def _one_difference(a: Run, b: Run, own_keys: set[str]) -> bool:
     """Return whether two runs differ in one thing: a strategy with its own settings, or one setting."""
+    # Servers need more nodes, or more ranks on each; a pair that differs in both uses the machine differently.
     if a.nodes != b.nodes and a.ranks_per_node != b.ranks_per_node:
         return False
     differing = {key for key, value in a.settings.items() if b.settings.get(key) != value}
@@ -220,6 +223,7 @@ def _headline(run: Run, by: str) -> str:
 def _target(runs: Sequence[Run]) -> float | None:
     """Return the highest whole percentage of held-out accuracy that every run reached."""
     best = [max((point.val_accuracy or 0.0 for point in run.history), default=0.0) for run in runs]
+    # 100 x 0.29 is 28.999999999999996 in floating point.
     target = math.floor(100 * min(1.0, *best) + 1e-9) / 100  # a record from elsewhere may hold any value
     return target if target > 0 else None
 
@@ -296,6 +300,7 @@ def compare(
 
 def corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Return the comparisons with Holm's correction over all of them that have a p-value."""
+    # Single runs have no p-value, and must not weaken the verdicts of others.
     tested = [comparison.ratio.p_value for comparison in comparisons if comparison.ratio.p_value is not None]
     adjusted = iter(holm(tested))
     return [

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 MOST_WORKERS = 2**24
 """Upper limit of the search for a crossing: beyond any machine."""
-_LARGEST_LOG = 700.0
+_LARGEST_LOG = 700.0  # math.exp overflows at 709.8
 _ITERATIONS = 50
 SERIAL = "serial_fraction"
 """A parameter that is at most 1, unless throughput falls as n grows."""
@@ -146,6 +146,7 @@ def fit_scaling(law: Law, n: Sequence[float], throughput: Sequence[float]) -> Sc
     if len(set(n)) < len(law.own) + 1:
         return None
     try:
+        # By default numpy only warns, and continues with infinities.
         with numpy.errstate(over="raise", divide="raise", invalid="raise"):
             return _fit(law, n, throughput)
     except FloatingPointError:  # numbers at the limits of floating point
@@ -173,6 +174,7 @@ def _fit(law: Law, n: Sequence[float], throughput: Sequence[float]) -> ScalingFi
     total = float(((log_u - log_u.mean()) ** 2).sum())
     covariance = solution.covariance(spare)
     reach = solution.reach(covariance, spare)
+    # A parameter held at its bound has no variance of its own: its interval comes from the free fit.
     free_reach = reach if free is solution else free.reach(free.covariance(spare), spare)
     x1, *coefficients = solution.point
     parameters = {"x1": _parameter(x1, reach[0], on_logarithm=True)}
@@ -211,6 +213,7 @@ def crossing(fit: ScalingFit, base: float, target: float = 0.8) -> Crossing:
     middle = _first(lambda n: efficiency(n)[0] < target, base)
     low = high = None
     if fit.covariance is not None:
+        # Outside the law's domain there is no interval: that counts as below the target.
         low = _first(lambda n: (efficiency(n)[1] or 0.0) < target, base)
         high = _first(lambda n: (efficiency(n)[2] or 0.0) < target, base)
     return Crossing(target=target, n=middle, low=low, high=high, extrapolated=middle is None or middle > fit.largest)
@@ -223,6 +226,7 @@ def _first(below: Callable[[float], bool], base: float) -> float | None:
         if high >= MOST_WORKERS:
             return None
         low, high = high, high * 2
+    # Invariant: `below(high)` holds, and `below(low)` does not unless the base itself is below.
     while high - low > 1e-6 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if below(middle) else (middle, high)
@@ -252,6 +256,7 @@ class _Solution:
 
         if spare <= 0:
             return None
+        # A parameter at its bound has a column of zeros, so the matrix may be singular.
         inverse: Array = numpy.linalg.pinv(self.jacobian.T @ self.jacobian)
         return inverse * float(self.residual @ self.residual) / spare
 
@@ -271,11 +276,14 @@ def _solve(sign: int, columns: Array, log_u: Array) -> _Solution | None:
     import numpy
 
     start = _linear_start(sign, columns, log_u)
+    # The logarithm needs D > 0 at every run; with all own parameters 0 it is 1.
     coefficients = start if (1 + columns @ start).min() > 0 else numpy.zeros(columns.shape[1])
     denominator = 1 + columns @ coefficients
     residual = _residual(sign, log_u, denominator)
     for _ in range(_ITERATIONS):
+        # The first unknown, log u0, is dropped: `_residual` takes its best value for any parameters.
         step = numpy.linalg.lstsq(_jacobian(sign, columns, denominator), residual, rcond=None)[0][1:]
+        # Steps are halved while they leave the domain or raise the squares, because Gauss-Newton alone may diverge.
         size = 1.0
         while size > 1e-6:
             candidate = 1 + columns @ (coefficients + size * step)
@@ -358,6 +366,7 @@ def fit_relative(design: Sequence[Sequence[float]], measured: Sequence[float]) -
     if (scale == 0).any() or len(values) < matrix.shape[1]:
         return None
     scaled = matrix / scale
+    # Not `>=`: a condition number may be NaN, and must be refused too.
     if not numpy.linalg.cond(scaled / values[:, None]) < MOST_CONDITION:
         return None
     model = values
@@ -380,6 +389,7 @@ def _with_intervals(scaled: Array, values: Array, scale: Array, solution: Array)
     spare = len(values) - len(solution)
     squares = float(residual @ residual)
     spread = math.sqrt(squares / spare) if spare > 0 else None
+    # The weighted mean is the best constant under these weights, with which R² compares the fit.
     centred = values / model - numpy.average(values, weights=1 / model**2) / model
     total = float(centred @ centred)
     reach = numpy.full(len(solution), numpy.nan)
@@ -440,9 +450,11 @@ def alpha_beta(num_bytes: Sequence[float], seconds: Sequence[float]) -> AlphaBet
     yy = sum(y * y for _, y in columns)
     x1 = sum(x for x, _ in columns)
     y1 = sum(y for _, y in columns)
+    # It is positive for two different sizes (Cauchy-Schwarz).
     determinant = xx * yy - xy * xy
     alpha = (x1 * yy - y1 * xy) / determinant
     beta = (y1 * xx - x1 * xy) / determinant
+    # The bounded minimum is on the violated bound. Both cannot be violated, because all times are positive.
     if alpha < 0:
         alpha, beta = 0.0, y1 / yy
     elif beta < 0:
@@ -485,11 +497,13 @@ class CurveFit:
         free, repeats = len(logs) - len(self.fit.parameters), self.fit.num_runs - len(logs)
         if self.fit.spread is None or free < 1 or repeats < 1:
             return None
+        # Residual squares split into those of repeats about their means (noise) and the law's own misses.
         noise = sum(variance(values) * (len(values) - 1) for values in logs if len(values) > 1)
         beyond = max(0.0, self.fit.spread**2 * spare - noise)
         off = math.sqrt(beyond / self.fit.num_runs)
         from scipy.special import fdtrc
 
+        # Equal repeats leave no noise, which could explain any miss.
         chance = float(fdtrc(free, repeats, beyond / free / (noise / repeats))) if noise else 0.0
         return off if off > _WORTH_TELLING and chance < 0.01 else None
 
@@ -593,7 +607,7 @@ class CommunicationFit:
 
 
 _COEFFICIENTS = ("alpha_seconds", "beta_seconds_per_byte", "constant_seconds")
-_ENOUGH_FOR_A_CONSTANT = 4
+_ENOUGH_FOR_A_CONSTANT = 4  # three coefficients, and one exchange more that could contradict them
 
 
 def fit_communication(runs: Sequence[Run]) -> list[CommunicationFit]:
@@ -608,12 +622,14 @@ def fit_communication(runs: Sequence[Run]) -> list[CommunicationFit]:
     fits = []
     for (strategy, machine, processor), members in sorted(groups.items()):
         design = [(run.rounds_per_step or 0.0, run.round_bytes_per_step or 0.0) for run in members]
+        # One kind of exchange fits any pair of alpha and beta.
         if len(set(design)) < 2:
             continue
         seconds = [run.parts["exposed_communication"] for run in members]
         fit = None
         if len(set(design)) >= _ENOUGH_FOR_A_CONSTANT:
             fit = fit_relative([(*row, 1.0) for row in design], seconds)
+        # The runs may not separate the constant from alpha, but still alpha from beta.
         fit = fit or fit_relative(design, seconds)
         left_out = "" if fit else CANNOT_KNOW
         if fit is not None and (fit.r2 or 0.0) < 0:

@@ -17,6 +17,7 @@ def curve_names(curves: Sequence[Curve]) -> list[str]:
     """Return a name for each curve: its strategy, and what else differs among `curves`."""
     varying = [name for name in _FIXED if len({getattr(curve.first, name) for curve in curves}) > 1]
     named = [name for name in _FIXED if name == "strategy" or name in varying]
+    # A batch per worker and a global batch cannot be compared, so only batches of one mode count.
     batches_vary = len({(curve.mode, curve.batch) for curve in curves}) > len({curve.mode for curve in curves})
     shown = telling_settings([curve.first for curve in curves])
     return [", ".join(_parts(curve, named, keys, batches_vary)) for curve, keys in zip(curves, shown, strict=True)]
@@ -44,8 +45,10 @@ def _parts(curve: Curve, named: Iterable[str], shown: set[str], batches_vary: bo
     parts += [setting_words(run, key, value) for key, value in curve.settings.items() if key in shown]
     if batches_vary:
         parts.append(f"batch {curve.batch}")
+    # Here n counts threads, so nothing else in the name says how many workers there are.
     if curve.mode == "scale-up" and run.workers > 1:
         parts.append(counted(run.workers, "worker"))
+    # A setting that splits curves is constant along each, so it is among the curve's settings already.
     return parts + [f"{_WORDS.get(name, name)} {value}" for name, value in split.items() if name not in run.settings]
 
 

@@ -55,6 +55,7 @@ def breakdowns(curve: Curve) -> list[Breakdown]:
         parts = mean_parts(point.runs)
         if parts is None:
             continue
+        # Ideally a step takes as long as at the base in weak scaling, and 1/n of it where the work is shared.
         factor = 1.0 if curve.mode == "weak" else curve.base.n / point.n
         lost = {} if base is None or point is curve.base else lost_efficiency(parts, base, factor)
         imbalances = [run.imbalance_seconds for run in point.runs if run.imbalance_seconds is not None]
@@ -77,6 +78,7 @@ def lost_efficiency(parts: Mapping[str, float], base: Mapping[str, float], facto
 
 
 def _with_parts(runs: Sequence[Run]) -> list[Run]:
+    # An imported table may have negative parts, which the caveats name.
     return [run for run in runs if run.parts and min(run.parts.values()) >= 0 and max(run.parts.values()) > 0]
 
 
@@ -205,9 +207,11 @@ def build_curves(runs: Iterable[Run]) -> list[Curve]:
     for mode in MODES:
         candidates = [run for run in usable if run.mode in ("", mode) and axis_value(mode, run) is not None]
         for group in _grouped(candidates, _key(mode)):
+            # Runs of one size are a curve only if their study states a mode.
             members = group if _varies(mode, group) else [run for run in group if run.mode]
             joined.update(id(run) for run in members)
             curves += _curves_of(mode, members)
+    # A run without a mode may be on a weak and a strong curve; one that is on none still has its throughput shown.
     lonely = [run for run in usable if id(run) not in joined]
     for group in _grouped(lonely, _key(UNSTATED)):
         curves += _curves_of(UNSTATED, group)
@@ -263,6 +267,7 @@ def _split(
     values_at = defaultdict(set)
     for run in runs:
         values_at[axis_value(mode, run)].add(value(run))
+    # A value that grows with n, such as servers, belongs to the curve; two values at one n make two curves.
     if all(len(values) == 1 for values in values_at.values()):
         return [(split, runs)]
     return [((*split, (name, value(group[0]))), group) for group in _grouped(runs, value)]
@@ -323,7 +328,9 @@ def _rebased(curve: Curve, candidates: Sequence[Run]) -> Curve:
 
     able = [run for run in candidates if run.mode in ("", curve.mode) and job(run) == job(curve.first)]
     alike = _grouped(able, lambda run: (run.threads, run.profile, run.variant))
+    # A worker alone may have had a whole node's threads: one with the curve's is the better base.
     close = [group for group in alike if group[0].threads == curve.first.threads] or alike
+    # Several possible bases give different efficiencies, and nothing says which is meant.
     if len(close) != 1:
         return curve
     base = _point(1, close[0])
@@ -334,6 +341,7 @@ def _order(curve: Curve) -> tuple[Any, ...]:
     run = curve.first
     fixed = tuple(str(getattr(run, name)) for name in ("model", "strategy", "data", "machine", "version"))
     batch = run.global_batch if curve.mode == "strong" else run.batch_per_rank
+    # As text, because values of a split may be None.
     return (MODES.index(curve.mode), *fixed, curve.variant, batch, [(name, str(value)) for name, value in curve.split])
 
 

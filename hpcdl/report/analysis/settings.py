@@ -53,6 +53,7 @@ def by_varied_settings(runs: Sequence[Run]) -> list[Run]:
     """Return runs whose `settings` hold those that matter and differ among runs of one network and data set."""
     jobs: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
+        # Runs of different networks or data are never compared: what differs between them distinguishes none.
         jobs.setdefault((run.model, run.data), []).append(run)
     varying = {job: _varying(members, MATTERING) for job, members in jobs.items()}
     short = {key: shortened_numbers({value_of(run, key) for run in runs}) for keys in varying.values() for key in keys}
@@ -180,6 +181,7 @@ def _values(configs: Sequence[Mapping[str, str]], keys: Iterable[str]) -> dict[s
     """Return the different values, as `value_of` gives them, of those `keys` that any of `configs` states."""
     stated = set[str]().union(*configs)
     chosen = [key for key in keys if key in stated]
+    # Thousands of runs have few distinct configurations, so a set of rows is much shorter than a list.
     rows = {tuple(map({**_DEFAULTS, **config}.__getitem__, chosen)) for config in configs}
     values_by_key = dict(zip(chosen, map(set, zip(*rows, strict=True)), strict=True))
     for key in _LOCATIONS & values_by_key.keys():

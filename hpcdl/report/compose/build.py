@@ -109,6 +109,7 @@ def render(
     drawings. The terminal output comes last. Files of an earlier report in the folder are removed if its listing names
     them. Returns the files in the order of writing.
     """
+    # All places are checked before the first file is written, so that a refusal leaves no half of a report.
     check_place(folder, formats)
     ordered = [name for name in dict.fromkeys(formats) if name not in _LATE]
     late = [name for name in _LATE if name in formats]
@@ -149,6 +150,7 @@ def _replace_listing(folder: Path, paths: Sequence[Path]) -> None:
     written, listing = {str(path.relative_to(folder)) for path in paths}, folder / LISTING
     earlier = read_json(listing).get("files", []) if is_output(listing) else []
     for name in earlier:
+        # Anyone may edit the listing: no name in it may lead out of the folder.
         if isinstance(name, str) and _OWN_NAME.fullmatch(name) and name not in written:
             remove_output(folder / name)
     for inner in {str(Path(name).parent) for name in earlier if isinstance(name, str)} & {"figures", "tables"}:

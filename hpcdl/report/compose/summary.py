@@ -134,6 +134,7 @@ def _next(analysis: Analysis) -> str:
     """Return the most useful next step: repeats, a part of the step, a run for the prediction, or more workers."""
     points = [point for curve in analysis.curves for point in curve.points]
     few = [point for point in points if point.throughput.n < _FEW]
+    # Repeats come first: without intervals no other advice is sure.
     if few:
         have = "has" if len(few) == 1 else "have"
         return (
@@ -207,6 +208,7 @@ def _best(analysis: Analysis) -> tuple[float, str, Sequence[Run], int] | None:
     for runs in analysis.settings:
         finals = [final for run in runs if (final := final_accuracy(run)) is not None]
         kinds = {kind for _, kind in finals}
+        # Accuracies on different samples have no common median.
         if len(kinds) == 1:
             (kind,) = kinds
             candidates.append((-_PREFERRED.index(kind), statistics.median(value for value, _ in finals), kind, runs))

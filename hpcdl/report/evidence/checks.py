@@ -78,6 +78,7 @@ def choose_curve(curves: Sequence[Curve], wanted: str = "") -> tuple[str, Curve]
         raise UsageError("no finished run over workers, so nothing to show a centre; hpcdl sweep --for makes a study")
     named: dict[str, Curve] = {}
     for name, curve in zip(curve_names(able), able, strict=True):
+        # A weak and a strong curve may have the same name.
         named[f"{name}, {curve.mode}" if name in named else name] = curve
     if wanted:
         if wanted not in named:
@@ -116,6 +117,7 @@ def _point(
 ) -> NodePoint:
     wall = [seconds for run in runs if (seconds := wall_seconds(run, records)) is not None]
     known_rates, known_base_rates = [rate for rate in rates if rate], [rate for rate in base_rates if rate]
+    # Those that are known may be the fast ones, so one unknown repeat leaves the point open.
     all_known = len(known_rates) == len(rates) and len(known_base_rates) == len(base_rates)
     speedup = (
         welch_log_ratio(known_rates, known_base_rates)
@@ -248,6 +250,7 @@ def _efficiency(case: Case, criterion: Criterion) -> _Answer:
     if len(efficiencies) < len(larger_points):
         return NOT_MEASURED, f"the {_TIME[case.template.time]} is not known of every run"
     summary = "; ".join(f"{counted(nodes, 'node')} {ratio_words(ratio)}" for nodes, ratio in efficiencies.items())
+    # One size that is surely below the limit decides, whatever the others leave open.
     if any(ratio.high is not None and ratio.high < limit for ratio in efficiencies.values()):
         return NOT_MET, summary
     if all(ratio.low is not None and ratio.low >= limit for ratio in efficiencies.values()):
@@ -324,6 +327,7 @@ def _on_machine(case: Case, criterion: Criterion) -> _Answer:
     wanted = case.template.machine.casefold()
     if wanted and all(wanted in machine.casefold() for machine in machines):
         return MET, listed(machines)
+    # Not `not met`: a record may hold a host's name, and another name does not prove another machine.
     return NOT_MEASURED, f"the records call the machine {listed(machines) or 'nothing'}; say which one that is"
 
 

@@ -210,6 +210,7 @@ class _Reader:
     def _nodes(self, given: Any) -> tuple[int, int] | None:
         if given is None:
             return None
+        # Not isinstance: TOML's true and false are ints as well.
         is_pair = isinstance(given, list) and len(given) == 2 and all(type(item) is int for item in given)
         if not is_pair or not 1 <= given[0] <= given[1]:
             self._wrong("nodes must be the fewest and the most nodes of a job: nodes = [6, 60]")
@@ -237,6 +238,7 @@ class _Reader:
 
     def _date(self, table: Mapping[str, Any], key: str, default: str | None = None) -> str:
         value = table.get(key, default)
+        # Not isinstance: a TOML date with a time is a date as well.
         text = value.isoformat() if type(value) is datetime.date else value
         if isinstance(text, str) and (_DATE.fullmatch(text) or (text == "" and default == "")):
             return text
@@ -255,6 +257,7 @@ class _Reader:
         if isinstance(table, dict):
             return table
         self._wrong(f"[{name}] is missing; write it with url and read")
+        # Stand-ins that pass every check, so that the missing table is the only mistake reported.
         return {"url": "https://", "read": "2000-01-01"}
 
     def _tables(self, name: str) -> list[Mapping[str, Any]]:

@@ -20,6 +20,7 @@ def render_json(document: Document, folder: Path, drawings: Mapping[str, str]) -
     return [path]
 
 
+# OWASP's list for CSV injection: tab and carriage return may precede a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _UNITS = {"seconds": "s", "bytes": "B"}
 """Units of columns whose cells are written without them. Shares are from 0 to 1."""

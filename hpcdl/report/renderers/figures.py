@@ -51,7 +51,9 @@ def svg(figure: Figure) -> str:
     """Return the figure as SVG text. Its ids contain the figure's name, so that several fit on one page."""
     with _style():
         text = _written(_draw(figure, _INK, _SCREEN))
+    # An XML declaration cannot stand inside an HTML page.
     text = text[text.index("<svg") :]
+    # A page holds several drawings, and matplotlib gives the same ids in each.
     text = re.sub(r'id="([^"]+)"', lambda match: f'id="{figure.name}-{match[1]}"', text)
     text = re.sub(r'(href="#|url\(#)', lambda match: f"{match[1]}{figure.name}-", text)
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
@@ -68,6 +70,7 @@ def _written(canvas: Any) -> str:
     from matplotlib.backends import backend_svg
 
     backend: Any = backend_svg
+    # As `savefig` does: matplotlib's SVG renderer has 72 units per inch.
     canvas.dpi = _SVG_DPI
     for patch in (canvas.patch, *(axes.patch for axes in canvas.axes)):
         patch.set_facecolor("none")
@@ -75,8 +78,10 @@ def _written(canvas: Any) -> str:
     buffer, size = io.StringIO(), canvas.get_size_inches() * _SVG_DPI
     sheet = backend.RendererSVG(*size, buffer, image_dpi=_SVG_DPI, metadata={"Date": None, "Creator": None})
     holder = backend.FigureCanvasSVG(canvas)
+    # The layout asks the canvas for a renderer to measure text with.
     holder.get_renderer = lambda: sheet
     canvas.get_layout_engine().execute(canvas)
+    # `draw` would compute the layout a second time.
     canvas.set_layout_engine("none")
     canvas.draw(sheet)
     sheet.finalize()
@@ -98,6 +103,7 @@ def save(
             write_output(path, _PLACE.sub(r"\1", drawing.replace("currentColor", GROUND["ink"].light)))
         else:
             with _style(width_inches), writing_output(path) as temporary:
+                # A date or version in a file would make equal reports differ.
                 metadata = {"CreationDate": None} if form == "pdf" else {"Software": None}
                 _draw(figure, GROUND["ink"].light, width_inches, paper=GROUND["paper"].light).savefig(
                     temporary, format=form, dpi=200, metadata=metadata
@@ -112,13 +118,17 @@ def _style(width_inches: float = _WIDTH) -> Iterator[None]:
     import matplotlib
 
     settings: Any = {
+        # Text stays text, which can be searched and read aloud, and takes fewer bytes than outlines.
         "svg.fonttype": "none",
+        # Without a salt the ids are random, and the same report would have other bytes each time.
         "svg.hashsalt": "hpcdl",
+        # TrueType: publishers refuse the Type 3 fonts that matplotlib embeds by default.
         "pdf.fonttype": 42,
         "font.family": "sans-serif",
         "font.size": 10 * _letters(width_inches),
         "axes.spines.top": False,
         "axes.spines.right": False,
+        # A dollar sign in a file's or setting's name begins no formula.
         "text.parse_math": False,
     }
     with matplotlib.rc_context(settings):
@@ -185,6 +195,7 @@ def _label_ends(axes: Any, figure: Figure, points: float) -> None:
     heights: list[float] = []
     for height, _ in ends:
         heights.append(max(height, heights[-1] + _END_GAP) if heights else max(height, 0.0))
+    # If the highest name is above the axes, all move down together and keep their gaps.
     drop = max(0.0, heights[-1] - 1.0)
     names = shortened([series.label for series in curves], _END_LABEL)
     for (_, index), height in zip(ends, heights, strict=True):
@@ -206,6 +217,7 @@ def _with_short_labels(figure: Figure) -> Figure:
 def _scale_axes(axes: Any, figure: Figure) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
+    # A fit is drawn at many x that are no sizes of runs.
     ticks = sorted({float(x) for series in figure.series if series.style != "fit" for x in series.x})
     if figure.x_log and ticks and ticks[0] > 0:
         axes.set_xscale("log", base=2)

@@ -96,6 +96,7 @@ def _listing(listing: Listing) -> Iterator[str]:
 
 def _table(table: Table) -> Iterator[str]:
     label = escaped(table.title)
+    # A box that scrolls needs a tabindex to be reached by keyboard (WCAG 2.1.1).
     yield f'<div class="wide" tabindex="0" role="region" aria-label="{label}">\n<table>\n<caption>{label}</caption>'
     kinds = [' class="number"' if is_numeric(column) else "" for column in table.columns]
     heads = (

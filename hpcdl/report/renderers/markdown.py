@@ -11,6 +11,7 @@ from hpcdl.report.document import Document, Figure, Listing, Section, Table, cel
 
 MOST_ROWS = 500
 """Maximum number of rows of one table. scaling.csv holds all."""
+# `$` begins mathematics on GitHub; a parenthesis is markup only behind a bracket.
 _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~$&]|(?<=\])\()")
 _START = re.compile(r"^(\s*\d+)(?=\.(\s|$))|^(\s*)(?=[-=+])")
 """Text that would begin a list, a heading or a rule. A backslash before a digit would be visible."""
@@ -30,6 +31,7 @@ def text_of(document: Document) -> str:
 
 def escaped(text: str) -> str:
     """Return `text` for Markdown: no markup, no HTML, no link, one line."""
+    # GitHub and GitLab make links of bare addresses: a zero-width space prevents that.
     quoted = _SPECIAL.sub(r"\\\1", plain(text)).replace("://", ":\u200b//").replace("www.", "www\u200b.")
     return _START.sub(lambda match: f"{match[0]}\\", quoted)
 

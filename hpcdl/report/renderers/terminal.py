@@ -13,7 +13,7 @@ from hpcdl.report.document import Cell, Column, Document, Listing, Table, cell_t
 
 MOST_ROWS = 40
 """Maximum number of rows of one table. The files hold all."""
-_WIDTH_IN_A_PIPE = 160
+_WIDTH_IN_A_PIPE = 160  # Rich assumes 80 columns in a pipe, too few for a table of scaling
 _RULES = 3
 """Screen columns between two columns of a table."""
 
@@ -24,7 +24,9 @@ def render(document: Document, folder: Path, drawings: Mapping[str, str]) -> lis
     from rich.console import Console
     from rich.text import Text
 
+    # Rich asks the terminal for its width, and takes COLUMNS by itself.
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDTH_IN_A_PIPE
+    # Names may hold brackets and colons, which are no markup and no emoji.
     console = Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
     console.print(Text(plain(document.title), style="bold"))
     for line in document.summary:
@@ -59,6 +61,7 @@ def _print_table(console: object, table: Table) -> None:
     known = [row for row in table.rows if NOT_BOUNDED not in row]
     rows = [[cell_text(column, cell) for column, cell in zip(columns, row, strict=True)] for row in known[:MOST_ROWS]]
     common: list[str] = []
+    # Values that all rows share move into a line below the table, which makes room for the others.
     if _least_width(columns, rows) > console.width and len(rows) > 1:
         same_everywhere = [len({row[at] for row in rows}) == 1 for at in range(len(columns))]
         common = [
@@ -108,6 +111,7 @@ def _print_columns(console: object, title: str, columns: Sequence[Column], rows:
         shown.add_column(
             Text(plain(column.name)),
             justify="right" if is_numeric(column) else "left",
+            # Rich's default replaces the end of a long name by an ellipsis.
             overflow="fold",
             width=width,
         )

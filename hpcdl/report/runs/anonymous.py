@@ -15,6 +15,7 @@ from hpcdl.report.runs.sources import Gathered
 
 Item = TypeVar("Item")
 WITHHELD = "(withheld)"
+# Plain words and versions: paths, addresses and e-mails need other characters.
 _VERSION = re.compile(r"[\w .+()-]{1,60}")
 _SYNTHETIC = "synthetic:"
 _DEFAULTS = {key: str(item.default) for key, item in settings_by_key(TrainConfig).items()}
@@ -27,6 +28,7 @@ def anonymised(gathered: Gathered, *, hide_data: bool = False) -> Gathered:
     """
     machine = _numbered("machine", gathered.runs, lambda run: run.machine)
     data = _numbered("data", gathered.runs, lambda run: run.data if hide_data or _is_place(run.data) else "")
+    # An empty word gives ` 1`, which is stripped below.
     content = _numbered("", gathered.runs, lambda run: run.data_content)
     profile = _numbered("profile", gathered.runs, lambda run: run.profile)
     withheld = {value for run in gathered.runs for name, value in run.config.items() if not _is_harmless(name, value)}
@@ -40,6 +42,7 @@ def anonymised(gathered: Gathered, *, hide_data: bool = False) -> Gathered:
                 message=WITHHELD if run.message else "",
                 hosts=(),
                 config=_neutral(run.config, values),
+                # A study's labels are free text.
                 labels={},
                 profile=profile.get(run.profile, run.profile),
                 machine=machine.get(run.machine, run.machine),

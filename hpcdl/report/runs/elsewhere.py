@@ -131,7 +131,7 @@ _LONG_STEP_S = 2.0
 """A median step above this may be a number of milliseconds, which hardly any are below."""
 _SAME_THROUGHPUT = 1.25
 """Largest growth of a throughput over four times the workers that looks like no growth."""
-_UNITS_MIXED = 50.0
+_UNITS_MIXED = 50.0  # below the factors of mistaken units: 60 of minutes, 1,000 of milliseconds
 _EXACT_DIGITS = 5
 """Digits of a measurement that no two runs share by chance."""
 WITH_SERVERS = re.compile("(grpc-)?ps|easgd|async-.*")
@@ -166,15 +166,18 @@ def gather_with(
 def read_csv(path: Path) -> Gathered:
     """Return the rows of `path` as runs. Unknown columns give a remark. Raises ConfigError, a line per wrong cell."""
     try:
+        # Excel writes a byte order mark, which would become a part of the first column's name.
         text = read_bytes(path).decode("utf-8-sig")
         of_excel = _SEPARATOR_LINE.match(text)
         table = io.StringIO(text[of_excel.end() :] if of_excel else text, newline="")
+        # Without `strict` an open quote would take all following rows into one cell.
         reader = csv.DictReader(table, restkey=_REST, restval="", strict=True)
         header = [name.strip().lower() for name in reader.fieldnames or ()]
         while header and not header[-1]:
             header.pop()  # empty columns of a spreadsheet
         _check_header(path, header)
         reader.fieldnames = header
+        # The reader does not count Excel's line, which is cut off above.
         read = [(reader.line_num + (of_excel is not None), dict(row)) for row in reader]
     except FileNotFoundError:
         raise SourceError(f"no such file: {path}; check --import") from None
@@ -240,6 +243,7 @@ def _run(path: Path, line: int, row: Mapping[str, str], problems: list[str]) -> 
     step = cells.real("step_seconds")
     rate = cells.real("images_per_second")
     if rate is None and step is not None:
+        # A rate of 0 is in no mean; the caveats name the row.
         rate = whole_batch / step if step > 0 else 0.0
     _check_rate(cells, step, rate, whole_batch)
     parts, total = _parts(cells), step or (whole_batch / rate if rate is not None and positive(rate) else None)
@@ -317,9 +321,11 @@ class _Cells:
         if not text and default is not None:
             return default
         value = self._parsed(column, text, float) if text else None
+        # Spreadsheets may write 8 as 8.0. From 2^53 on, floats skip whole numbers.
         if value is None or value != value or value != int(value) or not least <= value < 2**53:
             if text or not self.problems:
                 self.complain(column, f"{shown(text)} is no whole number of {least} or more")
+            # The row is refused anyway; later checks of it must not divide by 0.
             return max(least, 1)
         return int(value)
 
@@ -364,6 +370,7 @@ def _batches(cells: _Cells, workers: int) -> tuple[int, int]:
         return batch, batch * workers * passes
     if whole_batch < workers:
         cells.complain("global_batch", f"{whole_batch} samples are fewer than the {workers} workers")
+    # A global batch need not divide evenly; rounding per worker and pass leaves less than this.
     elif abs(whole_batch - batch * workers * passes) >= workers * passes:
         parts = f"{batch} per worker x {workers} workers" + (f" x {passes} passes" if passes > 1 else "")
         cells.complain(
@@ -474,6 +481,7 @@ def _copies(rows: Iterable[Mapping[str, str]]) -> int:
     counts: Counter[tuple[str, ...]] = Counter()
     for row in rows:
         measured = row.get("images_per_second") or row.get("step_seconds") or ""
+        # Only significant digits count: not the exponent, the sign, or zeros in front.
         if len(re.sub(r"e.*|\D", "", measured).lstrip("0")) >= _EXACT_DIGITS:
             counts[tuple(value for name, value in row.items() if name != "repeat")] += 1
     return sum(count - 1 for count in counts.values())

@@ -59,6 +59,7 @@ class ListedRun:
 def list_runs(folder: Path) -> tuple[list[ListedRun], list[str]]:
     """Return the runs at or below `folder`, oldest first, and a line for each unreadable record."""
     runs, unreadable = [], []
+    # Records hold no cycles, for which Python would search among thousands of them.
     with no_collection():
         for run_dir in find_run_dirs(folder):
             try:
@@ -142,6 +143,7 @@ def ordered(runs: Sequence[ListedRun], key: str, *, descending: bool = False) ->
 
     def place(run: ListedRun) -> tuple[bool, float, str]:
         value = run.value(key)
+        # Numbers and words cannot be compared with each other, so words come first.
         return (True, value, "") if _is_number(value) else (False, 0.0, as_text(value))
 
     return [*sorted(have, key=place, reverse=descending), *without_value]
@@ -234,6 +236,7 @@ def _only_run(path: Path) -> Path:
 
 def _compared(record: Mapping[str, Any]) -> dict[str, Any]:
     facts = {key: record.get(key) for key in ("data_checksum", "machine", "nodes")}
+    # Every run has its own folder, so these always differ.
     config = {key: value for key, value in record["config"].items() if key not in ("run-dir", "out", "resume")}
     return {**config, **{key: value for key, value in facts.items() if value is not None}}
 

@@ -232,6 +232,7 @@ def _of_ranks(record: RunRecord) -> dict[str, Any]:
         for rank in ranks
         if rank.round_bytes_per_step is not None and rank.rounds_per_step is not None
     ]
+    # A rank without counts might be the busiest one.
     size, most = max(pairs) if len(pairs) == len(ranks) > 0 else (None, None)
     return {"server_loads": tuple(loads), "rounds_per_step": most, "round_bytes_per_step": size}
 

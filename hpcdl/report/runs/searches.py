@@ -110,6 +110,7 @@ class SearchRecord:
         if compared < 2 or not self.front:
             return
         tried = _seed_of(self.commands[0])
+        # One of three may be the winner's own seed.
         first, second = [str(seed) for seed in (1, 2, 3) if str(seed) != tried][:2]
         yield (
             f"each of {compared} trials ran once, so the best is partly chance: repeat its command with "

@@ -68,6 +68,7 @@ def walk(path: Path) -> Walk:
             below.clear()
         if STUDY_FILE in files and TRIES in below:
             below.remove(TRIES)  # a study's tries only choose its settings: they are not measurements
+        # os.walk lists folders in the file system's order, in which the same report would differ between nodes.
         below.sort()
         folders.append((folder, files))
     return folders
@@ -98,11 +99,13 @@ def gather(
     """
     named = [(path, run_dir) for path in paths for run_dir in find_run_dirs(path, walks.get(path))]
     if len(paths) > 1:  # several paths may lead to the same run
+        # Only named paths are resolved, because resolving asks the file system for every component.
         resolved = {path: path.resolve() for path in paths}
         once: dict[Path, tuple[Path, Path]] = {}
         for path, run_dir in named:
             once.setdefault(resolved[path] / run_dir.relative_to(path), (path, run_dir))
         named = list(once.values())
+    # Records hold no cycles, for which Python would search among thousands of them.
     with no_collection():
         records = _read_all(_named(named), bar or NullProgress())
     copies = _copies(record for record in records if isinstance(record, Run))
@@ -124,6 +127,7 @@ _copy_key = attrgetter("started_at", "strategy", "seconds_total", "images_per_se
 
 def _copies(runs: Iterable[Run]) -> dict[int, tuple[Run, Run]]:
     """Return, by id, runs whose folder is a copy of an earlier one's, with that run: a measurement counts once."""
+    # Ids are the keys of the result, because a Run holds mappings and has no hash.
     first: dict[tuple[object, ...], Run] = {}
     copies = {}
     for run in runs:
@@ -180,6 +184,7 @@ def _read(path: Path, run_dir: Path, name: str) -> Run | Inferred | str:
         if run_dir == path:
             raise
         return str(error)
+    # The record of a run whose processes were killed says `running` for ever.
     state = state_of(run_dir, run.status)
     return run if state == run.status else replace(run, status=state)
 
@@ -188,7 +193,9 @@ def run_name(path: Path, run_dir: Path) -> str:
     """Return the run's folder relative to the folder that was named."""
     below, above = str(run_dir), str(path)
     if below == above:
+        # `.` has no name of its own.
         return run_dir.resolve().name
+    # Path drops `./`, so names below the current folder have no prefix to remove.
     return below.removeprefix(above).lstrip(os.sep) if path.name else below
 
 

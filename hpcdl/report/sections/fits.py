@@ -137,6 +137,7 @@ def crossing_text(below: Crossing, factor: float = 1.0) -> str:
 
 
 def _whole(n: float | None, factor: float) -> str:
+    # A crossing is exact to 1e-6: one just above a whole number must not count as the next.
     return "∞" if n is None else f"{math.ceil(n * factor - 1e-6):,}"
 
 

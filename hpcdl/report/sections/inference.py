@@ -52,6 +52,7 @@ def _workload(inference: Inferred) -> Hashable:
         tuple(inference.splits),
         inference.batch_size,
         inference.machine,
+        # The names without their numbers, which grow with the ranks.
         tuple(sorted(inference.accelerators)),
         tuple(sorted(inference.settings.items())),
     )
@@ -60,6 +61,7 @@ def _workload(inference: Inferred) -> Hashable:
 def _varying(usable: Sequence[Inferred]) -> list[str]:
     """Return the settings that differ between the calls."""
     keys = dict.fromkeys(key for call in usable for key in call.settings)
+    # The batch size has a column of its own.
     return [key for key in keys if len({call.settings.get(key) for call in usable}) > 1 and key != "batch-size"]
 
 

@@ -57,6 +57,7 @@ def _items(outlook: Outlook, name: str) -> list[Figure | Table]:
     rows: Sequence[Row] = outlook.document["predictions"]
     table = _forecasts(outlook, rows)
     items: list[Figure | Table] = [
+        # The section's table has these numbers, so that its figures need no tables of their own (html.py).
         dataclasses.replace(forecast_figure(f"{name}-{measure}", measure, rows, outlook.counted, outlook.measured,
                                             f"{outlook.subject}: "), table=table)
         for measure in ("throughput", "efficiency") if any(map(is_bounded, rows))

@@ -216,5 +216,6 @@ def _ideal(measure: _Measure, drawn: Sequence[tuple[Curve, str]]) -> list[Series
 def _ideal_line(measure: _Measure, drawn: Sequence[tuple[Curve, str]], bases: str) -> Series:
     best = max((curve for curve, _ in drawn), key=lambda curve: curve.base.throughput.mean / curve.base.n)
     ends = [point.n for curve, _ in drawn for point in curve.points]
+    # A borrowed base lies to the left of all points.
     x = sorted({min(*ends, best.base.n), max(ends)})
     return Series(label=f"ideal, from {bases}", x=x, y=[measure.ideal(best, n) for n in x], style="ideal")

@@ -52,6 +52,7 @@ def _setup(runs: Sequence[Run]) -> Table:
     software: dict[str, None] = {}
     for run in runs:
         software |= dict.fromkeys(f"{name} {version}" for name, version in run.software.items())
+        # Rows of an imported table have a column of versions, but no list of packages.
         if not run.software and run.version:
             software[run.version] = None
     if software:
@@ -80,6 +81,7 @@ def _statuses(runs: Sequence[Run]) -> str:
 
 
 def _numeric_order(text: str) -> tuple[int, int, str]:
+    # A record may hold any text, and int() refuses more than 4,300 digits.
     return (0, int(text), "") if text.isdecimal() and len(text) < 20 else (1, 0, text)
 
 

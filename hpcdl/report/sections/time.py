@@ -31,6 +31,7 @@ def build(analysis: Analysis) -> Section | None:
     lost = _lost_table(labelled)
     items: list[Figure | Table] = [_shares_figure(labelled[-MOST_BARS:], table), table]
     if lost is not None:
+        # Bars show losses only, so a point that lost nothing would have none.
         losing = [pair for pair in labelled if max(pair[1].lost.values(), default=0.0) > 0]
         items += [*([_lost_figure(losing[-MOST_BARS:], lost)] if losing else []), lost]
     lines = [
@@ -136,6 +137,7 @@ def build_cost(analysis: Analysis) -> Section | None:
     if not analysis.curves:
         return None
     targets = _targets(analysis)
+    # A point may be on a weak and a strong curve, and costs once.
     seen: set[frozenset[int]] = set()
     rows = []
     for curve, name in zip(analysis.curves, curve_names(analysis.curves), strict=True):

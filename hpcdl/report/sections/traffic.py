@@ -103,6 +103,7 @@ def _named(runs: Sequence[Run]) -> list[tuple[str, Sequence[Run]]]:
 
 def _target(settings: Sequence[Sequence[Run]]) -> float:
     best = min(_mean([max(value for _, value in _points(run)) for run in runs]) for runs in settings)
+    # 100 x 0.29 is 28.999999999999996 in floating point.
     return math.floor(100 * best + 1e-9) / 100
 
 
@@ -132,6 +133,7 @@ def _figure(contest: Contestants, number: int) -> Figure:
     unit, size = next((pair for pair in _UNITS if most >= pair[1]), ("B", 1))
     for color, (name, runs) in enumerate(contest.settings[:MOST_CURVES]):
         run = max(runs, key=lambda one: len(_points(one)))
+        # The axis is logarithmic, so an evaluation before the first step has no place on it.
         points = [(step * (run.bytes_per_step or 0.0), value) for step, value in _points(run) if step > 0]
         series.append(
             Series(

@@ -78,6 +78,7 @@ def _estimate(measured: TunedNode | TunedTrial) -> Estimate | None:
     rate, half = measured.images_per_second, measured.ci95
     if rate is None or not 0 < rate < math.inf:
         return None
+    # A file from elsewhere may hold any half width.
     return estimate_of(rate, half if half is not None and 0 <= half < rate else None, measured.n)
 
 

@@ -198,6 +198,7 @@ def _of_network(question: Question, evidence: Evidence, network: Network | None)
         raise UsageError(_no_room(question, refused))
     bounded = {prediction.job.label for prediction in predictions if prediction.step_seconds.bounded}
     known = [strategy for strategy in strategies if strategy in bounded]  # of the others nothing can be said
+    # Of the largest size the least certain strategy: the next run is to narrow its interval.
     largest = max(
         predictions,
         key=lambda prediction: (prediction.job.nodes, prediction.step_seconds.high / prediction.step_seconds.low),
@@ -328,6 +329,7 @@ def _servers_on(question: Question, forecast: Forecast, strategy: str, nodes: in
                 rates[servers, placement] = step.inverse.scaled(job.workers * job.batch)
     if not rates:
         return None
+    # Of equally fast ones the fewest servers, which leave nodes to workers.
     best = max(rates, key=lambda way: (round(rates[way].mean, 6), -way[0]))
     close = {servers for (servers, _), rate in rates.items() if rate.high > rates[best].low} - {best[0]}
     return ServerChoice(
@@ -364,7 +366,7 @@ def _next_run(forecast: Forecast, target: StepJob) -> NextRun | None:
 
 def _half_width(deviation: float) -> float | None:
     """Return half the 90 % interval, relative to the value, of this standard deviation of logarithms."""
-    reach = 1.645 * deviation
+    reach = 1.645 * deviation  # the end of a 90 % interval, in standard deviations
     return math.expm1(reach) if reach < math.log1p(_LARGEST_WIDTH) else None
 
 
@@ -402,6 +404,7 @@ def _missed(forecast: Forecast) -> str:
         for seen in forecast.evidence.monitors
         if (step := forecast.step_seconds(seen.job).mean)
     ]
+    # Within two standard errors of their mean the repeats themselves show no miss.
     missed = [item for item in off if abs(item[0]) > max(_WORTH_MENTIONING, 2 * _scatter(item[2].seconds))]
     if not missed:
         return ""
@@ -450,6 +453,7 @@ def _row(row: Prediction) -> dict[str, Any]:
     job = row.job
 
     def range_json(interval: Range | None) -> dict[str, float | None] | None:
+        # All other ranges follow from the step's, and tell as little.
         if interval is not None and not row.step_seconds.bounded:
             return {"mean": None, "low": None, "high": None}
         return None if interval is None else dataclasses.asdict(interval)

@@ -34,6 +34,7 @@ def _share(value: Array) -> Array:
 
 
 def _positive(value: Array) -> Array:
+    # Trial points of the fit may be far off; clipped, their exponentials stay finite.
     result: Array = numpy.exp(numpy.clip(value, -60, 60))
     return result
 
@@ -207,11 +208,13 @@ def calibrate(
     spread = numpy.array([prior.spread for prior in items])
     noise, freedom = USUAL_NOISE, USUAL_FREEDOM
     point, covariance = center.copy(), numpy.diag(spread**2)
+    # The noise weighs the residuals and is estimated from them, so the two take turns.
     for _ in range(_ROUNDS):
         residuals = functools.partial(_residuals, monitors, tuple(items), network, center, spread, noise)
         point = _minimise(residuals, point)
         jacobian = _slopes(residuals, point)
         covariance = numpy.linalg.inv(jacobian.T @ jacobian)
+        # The number of parameters that the data determine (MacKay 1992): one with its prior's variance counts as 0.
         used = float(len(items) - (numpy.diag(covariance) / spread**2).sum())
         noise, freedom = _noise(monitors, items, network, point, used)
     return Calibration(
@@ -232,6 +235,7 @@ def _drawn(residuals: Callable[[Array], Array], point: Array, covariance: Array)
     vectors *= numpy.sign(vectors[numpy.abs(vectors).argmax(axis=0), numpy.arange(len(point))])
     normal = random.standard_normal((NUM_TRIED, len(point)))
     points = point + normal @ (vectors * numpy.sqrt(numpy.maximum(values, 0.0))).T
+    # Twice the logarithm of the true posterior over the linearization's, at each point.
     off = (normal**2).sum(axis=1) - _costs(residuals, points)
     # Few points must not outweigh all others: weights are the fourth root of the exact ones.
     weights = numpy.exp((off - off.max()) / 8)
@@ -240,6 +244,7 @@ def _drawn(residuals: Callable[[Array], Array], point: Array, covariance: Array)
 
 
 def _costs(residuals: Callable[[Array], Array], points: Array) -> Array:
+    # Where the timeline gives no number, a point must never be drawn.
     result: Array = numpy.nan_to_num((residuals(points) ** 2).sum(axis=1), nan=1e300, posinf=1e300)
     return result
 
@@ -256,7 +261,9 @@ def _residuals(
         error = math.sqrt(noise**2 / len(measurement.seconds) + LEAST_ERROR**2)
         columns.append((numpy.log(step.seconds) - measurement.log_mean) / error)
         if measurement.wait_s is not None:
+            # A share of the step is added: with a relative error alone, a wait near 0 would outweigh all else.
             scale = _WAIT_ERROR * measurement.wait_s + 0.01 * math.exp(measurement.log_mean)
+            # A record's wait is for the slowest worker, as is the timeline's noise of computing.
             columns.append((step.losses["compute noise"] - measurement.wait_s) / scale)
         if measurement.compute_s is not None:
             columns.append((numpy.log(step.compute) - math.log(measurement.compute_s)) / max(error, 0.02))
@@ -280,6 +287,7 @@ def _noise(
         squares += sum((math.log(seconds) - measurement.log_mean) ** 2 for seconds in measurement.seconds)
         freedom += len(measurement.seconds) - 1
         off = math.log(float(simulate(measurement.job, values, network).seconds[0])) - measurement.log_mean
+        # What any timeline may miss is no noise of runs.
         missed += len(measurement.seconds) * max(0.0, off**2 - LEAST_ERROR**2)
     left = max(0.0, len(monitors) - used)
     return math.sqrt((squares + missed) / (freedom + left)), freedom + left
@@ -293,7 +301,9 @@ def _minimise(residuals: Callable[[Array], Array], start: Array) -> Array:
         jacobian = _slopes(residuals, point)
         normal, gradient = jacobian.T @ jacobian, jacobian.T @ residual
         for _ in range(8):
+            # Scaled by the diagonal (Marquardt 1963): the unknowns differ much in how far they move a step.
             move = numpy.linalg.solve(normal + damping * numpy.diag(numpy.diag(normal)), -gradient)
+            # On logarithms a move of 2 is a factor of 7: further away the linearization says nothing.
             move = numpy.clip(move, -2.0, 2.0)
             new_residual = residuals((point + move)[None, :])[0]
             if new_residual @ new_residual <= residual @ residual:

@@ -72,6 +72,7 @@ class Foreseen:
         variances = self.spreads**2 + error**2
         parts = -((self.centers - value) ** 2) / variances / 2 - numpy.log(variances) / 2
         most = float(parts.max())
+        # The density itself may underflow, so its largest part is taken out first.
         return most + math.log(float(self.weights @ numpy.exp(parts - most)) + 1e-300)
 
 
@@ -99,10 +100,12 @@ def _fitted(name: str, series: MeasuredSizes) -> tuple[Array, Array, float]:
     while True:
         precision = errors**-2
         offsets = numpy.array(series.logs) - curves
+        # Curves are relative: the measurements give each its best level.
         level = offsets @ precision / precision.sum()
         cost = (offsets - level[:, None]) ** 2 @ precision
         weights = numpy.exp(-(cost - cost.min()) / 2)
         weights /= weights.sum()
+        # Kish's effective number of weighted samples.
         if 1 / float(weights @ weights) >= _LEAST_CURVES:
             return weights, level, float(precision.sum() ** -0.5)
         errors = 1.3 * errors
@@ -156,6 +159,7 @@ def _curves(name: str, workers: tuple[int, ...], strong: bool) -> Array:
 
     Every call returns the same. A law gets the workers, and how many of them divide a batch that was one worker's.
     """
+    # Not hash(), which Python salts for each process.
     random = numpy.random.default_rng(sum(map(ord, name)))
     n = numpy.array([workers], dtype=float)
     logs: Array = numpy.log(LAWS[name](n, n if strong else numpy.ones_like(n), random))
@@ -169,6 +173,7 @@ def _wandering(series: MeasuredSizes, workers: int) -> Foreseen:
     slope, spread, wandering = SLOPE, SLOPE_SPREAD, WANDERING
     if series.strong:
         slope, spread, wandering = STRONG_SLOPE, STRONG_SLOPE_SPREAD, STRONG_WANDERING
+    # A level with a wide prior, a random slope, and an integrated Wiener process (Rasmussen and Williams, 6.28).
     covariance = 4.0 + spread**2 * x[:, None] * x + wandering**2 * short**2 * (3 * long - short) / 6
     mean = series.logs[0] + slope * x
     measured_covariance = covariance[:-1, :-1] + numpy.diag(numpy.array(series.errors) ** 2)
@@ -235,6 +240,7 @@ def _alike(seen: StepJob, job: StepJob, mode: str) -> bool:
     batch = job.batch if mode == "weak" else job.batch * job.workers / seen.workers
     if not math.isclose(seen.batch, batch, rel_tol=0.01) or seen.threads != job.threads:
         return False
+    # One worker exchanges nothing, so it is the first size of every strategy without servers.
     if seen.alone and job.servers == 0:
         return True
     servers = seen.servers == job.servers or seen.servers * job.workers == job.servers * seen.workers
@@ -302,6 +308,7 @@ def weigh(
     draws = numpy.concatenate(
         [foreseen[name].drawn(random, max(1, round(_DRAWS * share))) for name, share in before.items()]
     )
+    # Without smaller sizes of its own, the held-out size counts as one doubling away.
     largest = seen.job.workers / 2 if series is None else series.workers[-1]
     error = error_of(seen.job, draws, numpy.full(len(draws), computing), largest)
     draws = draws + random.standard_normal(len(draws)) * numpy.hypot(error, noise)
@@ -317,7 +324,7 @@ def weigh(
         prior=_log_odds(before),
         evidence=_log_odds(after) - _log_odds(before),
         center=middle,
-        spread=(high - low) / 3.29,
+        spread=(high - low) / 3.29,  # a normal distribution's 90 % interval, in standard deviations
         covered=low <= seen.log_mean <= high,
     )
 

@@ -323,6 +323,7 @@ def _of_model(
     samples = [run.seconds_per_epoch * (run.images_per_second or 0) for run in runs if positive(run.seconds_per_epoch)
                and run.seconds_per_epoch]  # fmt: skip
     templates: dict[str, StepJob] = {}
+    # The last one stays: the largest job of each strategy.
     for job in sorted(groups, key=lambda job: (job.nodes, job.workers)):
         templates[job.label] = job
     return Evidence(
@@ -415,6 +416,7 @@ def _job_of(
         remarks.append(f"{run.strategy} is no strategy of hpcdl: it is taken as {taken}")
         strategy = taken
     servers = run.servers if has_servers(strategy) else 0
+    # A record's ranks per node count servers too.
     spread_evenly = run.nodes > 1 and run.workers % run.nodes == 0
     per_node = run.workers // run.nodes if spread_evenly else min(run.workers, run.ranks_per_node)
     if run.nodes == 1:
@@ -426,9 +428,11 @@ def _job_of(
         model=run.model,
         nodes=run.nodes,
         workers=run.workers,
+        # An imported table need not count servers.
         servers=max(1, servers) if has_servers(strategy) else 0,
         workers_per_node=max(1, per_node),
         batch=run.global_batch / run.workers,
+        # From one number of threads nothing shows what another would change.
         threads=(run.threads or 0) if several_threads else 0,
         lengths=lengths_of(run.model, gradient_bytes, recorded),
         compress=settings.get("compress", NONE),
@@ -517,6 +521,7 @@ def _stated(runs: Sequence[Run], monitors: Sequence[MeasuredStep]) -> dict[str, 
     first = min(monitors, key=lambda seen: seen.job.workers)
     step = statistics.geometric_mean(first.seconds)
     threads = max(1, first.job.threads)
+    # With the usual batch_overhead of one sample, and thread_power of 0.9 (calibration.py).
     stated = {"image_s": (step / (first.job.batch + 1) * threads**0.9, 3.0)}
     stated["update_s"] = (0.03 * step, 1.0)
     stated["input_s"] = (0.003 * step, 1.0)
@@ -533,7 +538,9 @@ def _stated(runs: Sequence[Run], monitors: Sequence[MeasuredStep]) -> dict[str, 
     ]  # fmt: skip
     if starved:
         stated["file_system_images_s"] = (max(starved), 0.2)
+        # The file system's bound explains this wait, which must not count twice.
         stated["input_s"] = (1e-6, 0.4)
+    # The 95 % quantile of a lognormal is 1.645 standard deviations above its middle.
     lonely = [math.log(run.step_seconds_p95 / run.step_seconds) / 1.645 for run in runs
               if run.workers == 1 and run.step_seconds and run.step_seconds_p95
               and run.step_seconds_p95 > run.step_seconds]  # fmt: skip
@@ -616,6 +623,7 @@ def _operations_of(model: str) -> tuple[int, tuple[int, ...]]:
 
 def _facts_of(spec: str) -> OwnModel:
     """Return facts about a user's own network. Importing TensorFlow takes some seconds."""
+    # Before the import: TensorFlow reads its log level when it loads.
     runtime.silence()
     runtime.import_tensorflow()
     return facts_of(spec)

@@ -150,9 +150,11 @@ class Forecast:
         self.other_machine = bool(evidence.monitors) and cores_per_node is not None
         if self.other_machine and cores_per_node is not None:
             self._change_machine(cores_per_node)
+        # After a change of machine, which replaces the posterior.
         self._points = self.posterior.points
         random = numpy.random.default_rng(11)
         freedom = self.posterior.freedom
+        # Student's t, because the noise itself is estimated from few runs.
         student = random.standard_normal(NUM_DRAWS) / numpy.sqrt(random.chisquare(freedom, NUM_DRAWS) / freedom)
         self._run_noise = self.posterior.run_noise * student
         self._unexplained = random.standard_normal(NUM_DRAWS)
@@ -180,6 +182,7 @@ class Forecast:
         largest: dict[str, int] = {}
         for measurement in self.evidence.monitors:
             sizes = {other.job.workers for other in self.evidence.monitors if other.job.label == measurement.job.label}
+            # A strategy of one size can still be predicted from smaller sizes of others.
             if len(sizes) > 1 or (min(self.evidence.sizes) < measurement.job.workers):
                 largest[measurement.job.label] = max(sizes)
         held = [
@@ -270,6 +273,7 @@ class Forecast:
         base = self.base(job)
         if base == job:
             return Range(mean=1.0, low=1.0, high=1.0)
+        # Both terms use the same draws, so what base and job have in common cancels.
         relative = numpy.log(self._step(base).seconds) + self._batch_error(base) - self._log_steps(job)
         return range_of(numpy.exp(relative) * job.batch / base.batch)
 
@@ -286,6 +290,7 @@ class Forecast:
         return self._logs[job]
 
     def _drawn_logs(self, job: StepJob, step_time: StepTime) -> Array:
+        # The same draws for every job: two forecasts must not differ by chance.
         random = numpy.random.default_rng(19)
         timeline = numpy.log(step_time.seconds)
         series = self._series(job)
@@ -352,7 +357,7 @@ class Forecast:
             return None
         epochs = epochs_at(self.evidence.learning, job.workers * job.batch)
         relative = [math.log(epoch.low / epoch.mean), math.log(epoch.high / epoch.mean)]
-        spread = 1.645 * epochs[1]
+        spread = 1.645 * epochs[1]  # the end of a 90 % interval, in standard deviations
         mean = epoch.mean * epochs[0]
         return Range(
             mean=mean,
@@ -412,12 +417,11 @@ class Forecast:
         """Return the covariance after a run of `job`."""
         slopes, before = self.posterior.slopes(job), self.posterior.covariance
         gain = before @ slopes
+        # Kalman's update of the linearized model by one run.
         result: Array = before - numpy.outer(gain, gain) / (slopes @ gain + self.posterior.run_noise**2)
         return result
 
 
-EXCHANGE = ("latency", "link", "memory", "summing")
-"""Losses that an all-reduce causes."""
 HALVED: Mapping[str, tuple[str, ...]] = {
     "link": ("byte_s", "grpc_byte_s"),
     "latency": ("latency_s",),
@@ -440,8 +444,10 @@ def epochs_at(learning: Sequence[Learning], global_batch: float) -> tuple[float,
     y = numpy.log([max(point.epochs, 1e-3) for point in learning])
     power = 0.0
     if len(set(x.tolist())) > 1:
+        # With a power of 1 the number of steps stays the same: a larger batch then brings nothing.
         power = min(1.0, max(0.0, float(numpy.polyfit(x, y, 1)[0])))
     intercepts = y - power * x
     scatter = float(intercepts.std(ddof=1)) if len(intercepts) > 1 else 0.15
     beyond = max(0.0, math.log(global_batch) - float(x.max()))
+    # Two standard deviations of 0.25 are the half power.
     return math.exp(float(intercepts.mean()) + power * math.log(global_batch)), math.hypot(scatter, 0.25 * beyond)

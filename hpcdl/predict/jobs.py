@@ -19,8 +19,8 @@ from hpcdl.strategies.elastic.methods import METHODS
 from hpcdl.strategies.periodic.methods import METHODS as PERIODIC
 from hpcdl.strategies.table import ALIASES, STRATEGIES
 
-ITEM_BYTES = 4
-DEFAULT_PLACEMENTS = {"ps": "split", "grpc-ps": "round-robin"}
+ITEM_BYTES = 4  # float32, in which gradients are computed
+DEFAULT_PLACEMENTS = {"ps": "split", "grpc-ps": "round-robin"}  # the default of replica_device_setter for grpc-ps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +187,7 @@ def lengths_of(model: str, gradient_bytes: int | None, recorded: tuple[int, ...]
     if lengths is None:
         return _usual_lengths(max(1, (gradient_bytes or 0) // ITEM_BYTES))
     missing = (gradient_bytes or ITEM_BYTES * sum(lengths)) // ITEM_BYTES - sum(lengths)
+    # The last two are the classifier's kernel and bias; the kernel has nearly all elements of the difference.
     if missing and lengths[-2] + missing > 0:
         return (*lengths[:-2], lengths[-2] + missing, lengths[-1])
     return tuple(lengths) if not missing else (max(1, sum(lengths) + missing),)
@@ -214,5 +215,6 @@ def _usual_lengths(total: int) -> tuple[int, ...]:
     """Return `total` elements as in a network without a dominant layer: later layers grow, weights have biases."""
     shares = [1.08**number for number in range(_USUAL_LAYERS)]
     weights = [int(total * share / sum(shares)) for share in shares]
+    # Rounding down has lost some elements.
     weights[-1] += total - sum(weights)
     return tuple(length for length in weights if length)

@@ -43,12 +43,14 @@ def coded_messages(job: StepJob, share: float, network: Network) -> Messages:
     if job.workers == 1:
         return NOTHING
     if kind == "powersgd":
+        # PowerSGD (Vogels et al., NeurIPS 2019) sums its two thin matrices one after the other.
         once = allreduce_messages(job.strategy, job, round(job.coded_bytes * share / 2), network)
         return Messages(**{name: 2 * value for name, value in vars(once).items()})
     sent = job.coded_bytes * share * _directly_sent(kind, job.workers)
     if job.local:
         return Messages(memory_rounds=_ROUNDS, memory_bytes=sent)
     per_node = min(job.workers_per_node, job.workers)
+    # Each rank sends to all others alike, and the ranks of a node share its link.
     abroad = (job.workers - per_node) / (job.workers - 1)
     return Messages(
         rounds=_ROUNDS,
@@ -90,6 +92,7 @@ def _counted(run: Run, form: str) -> list[float]:
     if kind == "":
         return []
     if kind == "powersgd":
+        # Their algorithm is unknown: a ring sends the fewest bytes that any all-reduce can.
         name = "ring" if strategy in ("auto", "mpi") else strategy
         sent = cost_of(name, run.workers, _UNIT, run.nodes).bytes
         return [run.bytes_per_step * _UNIT / sent] if sent else []
@@ -116,8 +119,10 @@ def _own_size(form: str, num_values: int) -> float | None:
     if not num_values:
         return None
     if kind == "topk":
+        # A value is sent with its index, which is as long.
         return 2 * ITEM_BYTES * num_values * parse_compression(form).percent / 100
     bytes_a_value = {"int8": 1.0, "fp4": 0.5}.get(kind)
+    # Twice: each value is sent to the rank that sums it, and its sum comes back.
     return None if bytes_a_value is None else 2 * num_values * (bytes_a_value + _SCALE_BYTES / BLOCK)
 
 
@@ -164,6 +169,7 @@ def allreduce_messages(strategy: str, job: StepJob, num_bytes: int, network: Net
     if name == "hierarchical":
         return _hierarchical(job, num_bytes)
     cost = cost_of(name, job.workers, num_bytes)
+    # Most algorithms add up half of what they receive; the other half is only copied.
     summed = cost.bytes_in_turn / 2
     if job.local:
         return Messages(memory_rounds=cost.rounds, memory_bytes=cost.bytes_in_turn, summed=summed)
@@ -186,8 +192,10 @@ def _hierarchical(job: StepJob, num_bytes: int) -> Messages:
     per_node = max(1, math.ceil(job.workers / job.nodes))
     in_memory = 0.0 if per_node == 1 else 2.0 * num_bytes
     if job.local:
+        # Stages of a slice: three within a node, a fourth for the lanes between nodes.
         return Messages(memory_rounds=3, memory_bytes=in_memory, summed=in_memory / 2)
     cost = cost_of("hierarchical", job.workers, num_bytes, job.nodes)
+    # LANES of collectives/hierarchical.py: their rings share the node's link.
     lanes = min(4, per_node)
     return Messages(
         rounds=cost.rounds, bytes=cost.bytes_in_turn * lanes, memory_rounds=0 if per_node == 1 else 4,
@@ -208,12 +216,14 @@ def _by_distance(job: StepJob) -> ShareAbroad:
     """Partners at power-of-two distances: distant ones swap long messages, all ranks of a node at once."""
     total = max(1.0, math.log2(job.workers))
     abroad = math.log2(job.nodes) / total
+    # Halving sends n/2, n/4, ...: the first log2(nodes) messages, n (1 - 1/nodes) bytes, leave the node.
     share = (1 - 1 / job.nodes) / (1 - 1 / job.workers)
     return ShareAbroad(rounds=min(1.0, abroad), bytes=min(1.0, share), flows=float(job.workers_per_node))
 
 
 def _doubling(job: StepJob) -> ShareAbroad:
     abroad = min(1.0, math.log2(job.nodes) / max(1.0, math.log2(job.workers)))
+    # Every round sends all bytes, so both have the same share.
     return ShareAbroad(rounds=abroad, bytes=abroad, flows=float(job.workers_per_node))
 
 
@@ -226,6 +236,7 @@ _SHARES_ABROAD: Mapping[str, Callable[[StepJob], ShareAbroad]] = {
     "ring": lambda job: ShareAbroad(
         rounds=1.0, bytes=1.0, flows=1.0
     ),  # every round waits for the link between two nodes
+    # A library's algorithm is unknown, so it counts as a ring with an error of its own (UNKNOWN_EXCHANGE_ERROR).
     "mpi": lambda job: ShareAbroad(rounds=1.0, bytes=1.0, flows=1.0),
     "tree": _tree,
     "recursive-doubling": _doubling,
@@ -237,6 +248,7 @@ _SHARES_ABROAD: Mapping[str, Callable[[StepJob], ShareAbroad]] = {
 def buckets_of(job: StepJob) -> tuple[int, ...]:
     """Return the bytes of each bucket, in sending order."""
     sizes = [ITEM_BYTES * length // job.shrunk for length in job.lengths]
+    # As in training (strategies/allreduce/worker.py), where a small first bucket starts the network early.
     plan_of_buckets = plan_buckets(sizes, job.bucket_bytes, small_first=True)
     return tuple(sum(sizes[index] for index in bucket) for bucket in plan_of_buckets)
 

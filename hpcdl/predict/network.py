@@ -63,6 +63,7 @@ class Network:
         """Return how much longer bytes take if all nodes send to distant ones at once: 1 on a full fat tree."""
         if self.nodes_per_switch is None or num_nodes <= self.nodes_per_switch:
             return 1.0
+        # Partners are spread over all nodes: only those under the own switch need no uplink.
         share_crossing = 1 - self.nodes_per_switch / num_nodes
         return max(1.0, share_crossing * self.nodes_per_switch / (self.uplinks or self.nodes_per_switch))
 
@@ -145,6 +146,7 @@ def _from_bench(path: Path) -> Network:
         ) from None
     if not per_byte > 0 or ranks < 2 or any(not 0 < row.seconds < math.inf for row in measured):
         raise UsageError(f"--network {path}: its link's time does not grow with size; measure larger --sizes")
+    # A fitted latency may be at its bound of 0, which Network refuses.
     values: dict[str, Any] = {"latency_s": max(latency, 1e-8), "bytes_per_second": 1 / per_byte}
     if nodes == 1:  # it measures memory, and nothing between nodes
         values = {f"memory_{key}": value for key, value in values.items()}

@@ -36,7 +36,7 @@ GRID = 24
 QUEUE_ROUNDS = 10
 MOST_QUEUED = 4096
 """Workers that a simulated queue has at most."""
-QUEUE_EVENTS = 60_000
+QUEUE_EVENTS = 60_000  # sets of parameters times workers that are simulated; further sets are interpolated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +101,7 @@ def slowest_of(num: int, noise: Array) -> Array:
     The quantile of the largest of n at probability u is that of one at u^(1/n).
     """
     of_one, of_largest = _factors(noise, _deviations(num))
+    # A few evenly spaced probabilities cut off the tail: the division keeps the mean at 1.
     result: Array = of_largest / _mean(of_one)[:, None]
     return result
 
@@ -134,6 +135,7 @@ def _grid(num: int) -> tuple[Array, Array]:
 
 def _factors(noise: Array, deviations: Array) -> Array:
     spread = numpy.sqrt(numpy.log1p(noise**2))[:, None]
+    # The subtraction makes 1 the mean of the factors, not their median.
     result: Array = numpy.exp(spread * deviations - spread**2 / 2)
     return result
 
@@ -156,6 +158,7 @@ def _allreduce(job: StepJob, p: Parameters, network: Network, compute: Array) ->
     for number in range(len(messages)):
         ready = slowest * readiness[number]
         end = numpy.maximum(end, ready) + times[:, number, None]
+    # However early gradients leave, computing hides only the share `overlap` of an exchange.
     exposed = numpy.maximum(_mean(end - slowest), (1 - p["overlap"]) * times.sum(axis=1))
     whole = _by_cause(unit * messages.sum(axis=0))
     return {"compute noise": _mean(slowest) - compute, **_shares(exposed, whole)}
@@ -207,6 +210,7 @@ def _readiness(job: StepJob, sizes: Sequence[float], p: Parameters) -> list[Arra
     The times follow a trace, by bytes; without one they are even steps over back-propagation.
     """
     if job.ready:
+        # When the forward pass ends, no gradient is ready yet.
         share, ready = zip((0.0, 1 - BACKWARD_SHARE), *job.ready, strict=True)
         done = numpy.cumsum(sizes) / sum(sizes)
         return [numpy.full((len(p["early"]), 1), ready_share) for ready_share in numpy.interp(done, share, ready)]
@@ -245,6 +249,7 @@ def _servers(job: StepJob, p: Parameters, network: Network, compute: Array) -> L
         crowd = crowd_of(ready, served[:, None])
         own_link = (load.all_servers * link_s)[:, None]
         sent = numpy.maximum(sent, slowest * ready) + own_link
+        # Three bounds: the queue of earlier buckets, workers that come at once, the slowest worker's link.
         came = numpy.maximum(numpy.maximum(came + job.workers * served[:, None], crowd), sent)
         # The last pieces of all servers' means reach a worker through its own link.
         piece = min(load.busiest, MESSAGE_BYTES) * byte_s
@@ -318,6 +323,7 @@ def _center(job: StepJob, p: Parameters, network: Network, compute: Array) -> Lo
         byte_s, latency_s = _port(job, p, network)
         per_byte = 2 * byte_s + p["sum_byte_s"]
         served = efficacy * (job.num_bytes / job.servers * per_byte + p["server_latency_s"] + 2 * latency_s)
+        # The sum of independent steps varies less, relative to its mean, than one of them.
         noise = p["noise"] / numpy.sqrt(job.period)
         ideal = numpy.maximum(between, served) if method.overlapped else between + served
         queue = _Queue(job.workers, in_order=method.in_rank_order, overlapped=method.overlapped)
@@ -338,6 +344,7 @@ class _Queue:
         served = self._service_scale * served
         load = self._workers * served / (between + served)
         size = min(len(load), max(4, QUEUE_EVENTS // self._workers))
+        # `interp` below needs ascending loads.
         chosen = numpy.argsort(load)[numpy.linspace(0, len(load) - 1, size).round().astype(int)]
         cycles = self._cycles(between[chosen], served[chosen], noise[chosen])
         ideal = between + served if not self._overlapped else numpy.maximum(between, served)
@@ -353,12 +360,14 @@ class _Queue:
         computing = between[:, None] * _factors(noise, deviations)
         rows = (numpy.arange(shape[0]) * shape[1])[:, None]
         positions = numpy.arange(shape[1]) * served[:, None]
+        # The first half of the rounds fills the queue; only the others count.
         half = QUEUE_ROUNDS // 2
         for number in range(QUEUE_ROUNDS):
             if number == half:
                 settled = _mean(arrived)
             order = None if self._in_order else arrived.argsort(axis=1) + rows
             times: Array = arrived if order is None else arrived.ravel()[order]
+            # A service begins at max(arrival, previous begin + served); without i x served that is a running maximum.
             begins = numpy.maximum.accumulate(numpy.maximum(times, free[:, None]) - positions, axis=1) + positions
             done: Array = begins + served[:, None]
             free, ends = done[:, -1], done
@@ -380,6 +389,7 @@ def _chances(workers: int) -> tuple[Array, Array]:
     random = numpy.random.default_rng(0)
     shares = random.random((1, workers))
     deviations = random.standard_normal((QUEUE_ROUNDS, 1, workers))
+    # A mean of 0 over the rounds that count: the draws themselves must not make workers slower.
     return shares, deviations - deviations[QUEUE_ROUNDS // 2 :].mean()
 
 
@@ -409,6 +419,7 @@ def _periodic(job: StepJob, p: Parameters, network: Network, compute: Array) -> 
         return losses
     node = dataclasses.replace(job, nodes=1, workers=min(job.workers, job.workers_per_node))
     inside = _by_cause(_unit_seconds(node, p) * _whole_messages("auto", node, network))
+    # In every `period`-th step the exchange of all workers takes this one's place.
     share = 1 / job.period_within - 1 / job.period
     return losses | {name: losses[name] + share * seconds for name, seconds in inside.items()}
 

@@ -200,6 +200,7 @@ def train_words(record: RunRecord) -> list[str]:
         value = record.config.get(key)
         if value is None or key in _NOT_HANDED_ON:
             continue
+        # Compared as text, because a record has JSON's types and a default Python's.
         if not setting.required and setting.show(setting.parse(value)) == setting.show(setting.default):
             continue
         if isinstance(value, bool):

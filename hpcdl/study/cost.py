@@ -61,6 +61,7 @@ def estimate_study(
     seconds: dict[str, float] = {}
     todo = [run for run in plan.runs if run.name not in finished]
     for run in todo:
+        # What was measured comes before what the user estimates, and that before a guess from operations.
         guess = measured_s.get(run.point.number) or study.plan.run_estimate
         guess = guess or _computed(run.point, run_plan[run.point.number], cores_per_node)
         if guess is not None:
@@ -91,6 +92,7 @@ def _computed(point: StudyPoint, run_plan: RunPlan, cores_per_node: int) -> floa
     if emulation := parse_emulation(point.model):
         return START_S + run_plan.num_steps * emulation.seconds
     info = MODELS.get(point.model)
+    # Only for images it is known how operations grow with the sample.
     if info is None or len(run_plan.dataset.sample_shape) != 3:
         return None
     height, width, _ = run_plan.dataset.sample_shape
@@ -336,6 +338,7 @@ def _step(forecast: Forecast, point: StudyPoint, run_plan: RunPlan) -> tuple[Ran
 
 def _start(state: StudyState, training: Mapping[int, float]) -> Range:
     """Return the seconds of finished runs beyond `training` (predicted seconds of all steps by point), else a guess."""
+    # A run faster than its forecast says nothing of its start.
     beside = [
         run.seconds - training[run.point]
         for run in state.runs

@@ -66,6 +66,7 @@ def find_allocation(environment: Mapping[str, str], sizes: Collection[int] = ())
     launcher = find_launcher(environment)
     nodes = launcher.hosts(environment)
     if not nodes:
+        # Outside a job no rank of an earlier call is on another node, so nothing has to settle.
         remedy = "start the sweep inside an allocation (such as salloc -N {num}), or with --small"
         return Allocation(nodes=(socket.gethostname(),), remedy=remedy, settle_s=0.0)
     if len(nodes) == 1:
@@ -174,6 +175,7 @@ def submit_parts(folder: Path, study: Study, plan: StudyRuns, limits: JobLimits,
         if part.finished < part.runs and part.state not in ALIVE:
             by_nodes[nodes] = _submit(folder, study, plan.only_nodes(nodes), nodes, limits, system)
             part = dataclasses.replace(part, job=by_nodes[nodes].number, state="pending", submitted=True)
+            # Written after each submission: a call that is killed here must not submit the same part again.
             jobs = [by_nodes[number] for number in sorted(by_nodes)]
             write_json(folder / FILE_NAME, dataclasses.asdict(dataclasses.replace(state, jobs=jobs)))
         parts.append(part)
@@ -215,10 +217,12 @@ def _look(folder: Path, study: Study, plan: StudyRuns, nodes: int, job: PartJob 
 
 def _submit(folder: Path, study: Study, plan: StudyRuns, nodes: int, limits: JobLimits, system: str) -> PartJob:
     nodes_folder = part_folder(folder, nodes)
+    # --resume from the start: a job that is requeued runs the same line again.
     command = ["sweep", str(folder / STUDY_FILE), "--only-nodes", str(nodes), "--out", str(nodes_folder), "--resume"]
     wanted = Wanted(
         command=command,
         nodes=nodes,
+        # The job must have room for the largest run.
         ranks_per_node=max(point.ranks_per_node for point in plan.points),
         time_s=limits.time_s,
         partition=limits.partition,

@@ -130,9 +130,11 @@ def make_plan(study: Study) -> StudyRuns:
     for candidate in _combinations(study):
         if isinstance(candidate, str):
             left_out[candidate] += 1
+        # Matrices may overlap, and each point is measured once.
         elif candidate not in seen:
             seen.add(candidate)
             points.append(dataclasses.replace(candidate, number=len(points) + 1))
+        # Inside the loop: a matrix of a few lines may have more combinations than memory.
         if len(points) * study.plan.repeats > MOST_RUNS or left_out.total() > MOST_RUNS:
             raise UsageError(f"{study.origin}: the matrix and its repeats are more than {MOST_RUNS} runs; shorten them")
     remarks = _counted_reasons(left_out)
@@ -183,6 +185,7 @@ def _counted_reasons(reasons: Mapping[str, int]) -> list[str]:
 
 def _in_order(points: Sequence[StudyPoint], repeats: int, seed: int) -> list[PlannedRun]:
     """Return every point once in random order, then every point again, so that a drifting machine favors none."""
+    # A generator of its own: a resumed study must get the same order, which is in its digest.
     shuffler = random.Random(seed)
     runs = []
     for repeat in range(1, repeats + 1):
@@ -219,6 +222,7 @@ def _products(matrix: Matrix) -> Iterator[dict[str, Any]]:
     groups = [list(group) for group in matrix.zipped]
     groups += [[key] for key in axes if not any(key in group for group in groups)]
     order = list(axes)
+    # Points are numbered in the order in which the axes are listed.
     groups.sort(key=lambda group: min(map(order.index, group)))
     seen: set[tuple[Any, ...]] = set()
     for picked in itertools.product(*(zip(*(axes[key] for key in group), strict=True) for group in groups)):

@@ -59,6 +59,7 @@ def prepare_points(study: Study, plan: StudyRuns) -> tuple[StudyRuns, dict[int, 
     wrong = [point for point in plan.points if point.number in refused and _job(point) not in able]
     problems += [f"{study.origin}: {line}" for point in wrong for line in refused[point.number].splitlines()]
     if problems:
+        # Many points have the same problem.
         raise ConfigError(dict.fromkeys(problems))
     plan = plan.without(refused)
     return (plan if profiled or study.plan.mode != "weak" else _with_equal_threads(plan, read_topology())), prepared

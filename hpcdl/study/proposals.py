@@ -61,8 +61,10 @@ class Proposals:
                 pruner=_pruner(search),
                 load_if_exists=True,
             )
+            # By default Optuna copies all trials at each call.
             for trial in self._study.get_trials(deepcopy=False):
                 _check(trial)
+            # After the check: the sampler's seed depends on how many trials the journal holds.
             self._study.sampler = _sampler(search, len(self._study.get_trials(deepcopy=False)))
 
     def ask(self) -> Proposal:
@@ -84,8 +86,10 @@ class Proposals:
             return False
         with _quiet():
             frozen = self._frozen(number)
+            # A trial that starts again reports its first epochs twice; they were judged the first time.
             if epoch in frozen.intermediate_values:
                 return False
+            # Only `ask` returns a Trial: one of an earlier call has to be made from its number in the journal.
             trial = optuna.trial.Trial(self._study, frozen._trial_id)
             trial.report(value, epoch)
             return bool(self._search.plan.halving and trial.should_prune())
@@ -154,6 +158,7 @@ def _optuna() -> Any:
         import optuna
     except ImportError:
         raise UsageError("hpcdl search needs the package optuna; pip install 'hpcdl[search]'") from None
+    # Optuna logs each trial to stderr, where the display of the search is.
     optuna.logging.set_verbosity(logging.WARNING)
     return optuna
 
@@ -209,6 +214,7 @@ def _sampler(search: SearchStudy, num_trials: int) -> Any:
             )
         if plan.sampler == "cma-es":
             return samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
+        # `group`: dimensions may depend on others. `constant_liar`: trials side by side must not be alike.
         return samplers.TPESampler(
             seed=seed, n_startup_trials=_STARTUP, multivariate=True, group=True, constant_liar=True
         )
@@ -219,6 +225,7 @@ def _pruner(search: SearchStudy) -> Any:
     if not search.plan.halving:
         return pruners.NopPruner()
     with _quiet():
+        # Asynchronous (Li et al., MLSys 2020): no trial waits for others to reach its epoch.
         return pruners.SuccessiveHalvingPruner(
             min_resource=search.plan.min_epochs, reduction_factor=search.plan.reduction
         )

@@ -53,6 +53,7 @@ class Task(Generic[Planned]):
     words: Sequence[str]
 
 
+# Compared by identity: two attempts at one run are not the same.
 @dataclass(kw_only=True, eq=False)
 class Attempt(Task[Planned]):
     """A task whose process has started. `log` receives its output."""
@@ -114,6 +115,7 @@ class Runner(Generic[Planned]):
                 make_folder(folder)
         except OSError as error:
             raise UsageError(f"cannot make {self.folder}: {error.strerror}; choose another --out DIR") from None
+        # The lock comes first: `end_marked` would end the runs of another call in this folder.
         with writing(self.folder), caught(self._stop_soon), suspended_alone("runs"):
             write_toml(self.folder / SETTINGS, dict(self.settings))
             end_marked(MARK, self.mark)
@@ -156,6 +158,7 @@ class Runner(Generic[Planned]):
 
     def _begin(self, task: Task[Planned]) -> None:
         if task.run_dir.exists():
+            # Its killed ranks left their traces on the node, and the note of their place is about to be moved.
             collect_abandoned(task.run_dir)
             discard(task.run_dir, self.set_aside(task.run_dir))  # a partial run is not a measurement
         command = [*self.allocation.command, "--config", str(self.folder / SETTINGS)]
@@ -190,6 +193,7 @@ def begin(task: Task[Planned], command: Sequence[str], environment: Mapping[str,
         except OSError as error:
             output.write(f"hpcdl: cannot start {line[0]}: {error.strerror}\n".encode())
             output.flush()
+            # A process that fails at once takes the usual way: its log is read, and the others continue.
             process = start(["false"])
     return Attempt(**vars(task), process=process, log=log)
 
@@ -197,6 +201,7 @@ def begin(task: Task[Planned], command: Sequence[str], environment: Mapping[str,
 @contextlib.contextmanager
 def _on(cpus: Sequence[int]) -> Iterator[None]:
     """Start processes only on these processors inside this context, or on all if none are named."""
+    # Children inherit the affinity; a preexec_fn would not be safe beside threads.
     before = os.sched_getaffinity(0)
     if cpus:
         os.sched_setaffinity(0, cpus)
@@ -226,6 +231,7 @@ def wall_seconds(record: RunRecord) -> float | None:
         began, ended = (datetime.strptime(text, TIME_FORMAT) for text in (record.started_at, record.finished_at))
     except ValueError:
         return None
+    # Stamps have whole seconds: a difference of 0 says nothing.
     return (ended - began).total_seconds() or None
 
 

@@ -73,6 +73,7 @@ def make_slots(search: SearchStudy, allocation: Allocation) -> list[Slot]:
     each = -(-plan.ranks // max(len(cores), 1))
     if len(nodes) > 1 or each > 1:
         fits = len(nodes) // each
+        # Without the variable a launcher gives every trial all nodes of the job.
         most = fits if allocation.nodes_variable else min(fits, 1)
         wanted = min(plan.parallel or most, most)
         if not fits or (plan.parallel or 1) > most:
@@ -98,6 +99,7 @@ def check_search(search: SearchStudy) -> None:
     base |= {
         dimension.key: (dimension.choices or (dimension.low,))[0]
         for dimension in search.space
+        # Required settings: without a value of theirs no other setting can be checked.
         if dimension.key in ("model", "data")
     }
     problems: list[str] = []
@@ -186,6 +188,7 @@ class HyperparameterSearch:
         self._slots = make_slots(search, allocation)
         self._waiting: list[Proposal] = []
         self._began = time.monotonic()
+        # A budget includes the time of earlier calls.
         self._before_s = record.seconds
         self._runner = Runner[_Trial](
             folder=folder, mark=record.mark, allocation=allocation, settings=search.train, aside=ASIDE, poll_s=POLL_S,
@@ -197,6 +200,7 @@ class HyperparameterSearch:
         with self._runner.opened([TRIALS, LOGS]):
             self._proposals = Proposals(self._folder, self._search)
             self._waiting = self._take_stock()
+            # Before the first trial: without this file a killed search could not be resumed.
             self._write()
             try:
                 self._runner.carry_out(self)
@@ -245,6 +249,7 @@ class HyperparameterSearch:
                 drop_heavy_results(self._run_dir(proposal.number))  # if it was killed before it did that
                 continue
             if not proposal.settings:
+                # Optuna records a trial before its settings: a kill between the two leaves one without.
                 self._proposals.tell(proposal.number, FAILED, message=VOID)
                 continue
             record = finished_record(self._run_dir(proposal.number))
@@ -272,6 +277,7 @@ class HyperparameterSearch:
         """Return the command-line arguments for a trial's settings."""
         arguments = ["--ranks", str(self._search.plan.ranks)]
         for key, value in proposal.settings.items():
+            # A journal holds plain values; parsed, they print as the flag takes them.
             arguments += ["--set", f"{key}={_SETTINGS[key].show(_SETTINGS[key].parse(value))}"]
         return arguments
 
@@ -288,12 +294,14 @@ class HyperparameterSearch:
         with contextlib.suppress(OSError), path.open("rb") as file:
             file.seek(trial.read)
             for line in file:
+                # The run is still writing this line.
                 if not line.endswith(b"\n"):
                     break
                 trial.read += len(line)
                 event = json.loads(line)
                 value = _so_far(self._search.plan.objective[0], event) if event.get("kind") == "epoch" else None
                 if value is not None:
+                    # Optuna's steps are whole numbers, and halving counts from 1.
                     yield max(1, round(event["epoch"])), value
 
     def _fail(self, attempt: Attempt[_Trial]) -> None:

@@ -85,6 +85,7 @@ def open_study(folder: Path, study: Study, plan: StudyRuns, *, resume: bool) -> 
 
 def is_new(folder: Path) -> bool:
     """Return whether nothing is under this name, or a folder without any file."""
+    # Not `exists`: a link to nowhere takes the name as well.
     if not os.path.lexists(folder):
         return True
     return folder.is_dir() and all(
@@ -123,6 +124,7 @@ def _resumed_state(folder: Path, study: Study, plan: StudyRuns) -> StudyState:
     Raises UsageError if `folder` holds another study: settings would mix.
     """
     state = read_state(folder)
+    # Each further repeat of all points comes after the earlier ones (plan.py), so the known runs are the first ones.
     known, added = plan.runs[: len(state.runs)], plan.runs[len(state.runs) :]
     if state.digest != digest_of(study, dataclasses.replace(plan, runs=known)):
         raise UsageError(
@@ -141,6 +143,7 @@ def _resumed_state(folder: Path, study: Study, plan: StudyRuns) -> StudyState:
             state = state.changed(run.name, status="waiting", seconds=None, message=RECORD_LOST)
         else:
             records.append(record)
+    # A finished study trains no more, so its data may be gone.
     if len(records) < len(plan.runs):
         check_same_data(folder, records)
     return state

@@ -88,6 +88,7 @@ class Sweep:
         busy_nodes = {node for attempt in self._runner.active for node in attempt.slot.nodes}
         for run, nodes in _fitting(ready, [node for node in self._allocation.nodes if node not in busy_nodes]):
             self._waiting.remove(run)
+            # Written before the process starts: a kill leaves no run that the file does not know.
             self._set(run, status="running")
             yield Task(planned=run, run_dir=self._run_dir(run), slot=Slot(nodes=nodes), words=self._words(run))
 
@@ -141,6 +142,7 @@ class Sweep:
 
     def _seed(self, run: PlannedRun) -> int:
         """Return the run's seed, different for each repeat and for tries: a run that chooses does not measure."""
+        # With one seed repeats would learn alike, and count as one measurement.
         first = settings_of_point(run.point).get("seed", self._study.train.get("seed", 0))
         return int(first) + run.repeat - 1 + (self._study.plan.repeats if run.point.tried_for else 0)
 
@@ -159,6 +161,7 @@ class Sweep:
         chosen = choose([(read_record(self._run_dir(run)), run.point) for run in tries], self._study.choice)
         path = self._folder / CHOSEN
         written = read_json(path) if path.exists() else {}
+        # Each repeat of a point asks again; the choice is written down and shown once.
         if str(point.number) not in written:
             write_json(path, {**written, str(point.number): chosen.as_json()})
             self._show(f"{point.label}: {chosen.sentence}")
@@ -173,6 +176,7 @@ class Sweep:
         kept = self._runner.set_aside(run_dir) if again else run_dir
         why = why_failed(attempt).replace(str(run_dir), str(kept))
         stamp(run_dir, run, self._study, why)
+        # Written before the move: after a kill between them, the runner sets the waiting run's folder aside itself.
         self._set(run, status="waiting" if again else "failed", attempts=attempts, message=why)
         if again:
             move(run_dir, kept)
@@ -184,6 +188,7 @@ class Sweep:
 
     def _keep(self, run: PlannedRun, seconds: float | None) -> None:
         run_dir = self._run_dir(run)
+        # `finished` is written last: after a kill before it, the next call repeats these steps.
         stamp(run_dir, run, self._study)
         if not self._study.plan.keep_models:
             drop_heavy_results(run_dir)
@@ -224,6 +229,7 @@ def _fitting(waiting: Sequence[PlannedRun], free: Sequence[str]) -> Iterator[tup
     """Yield the runs, in their order, that fit together onto free nodes."""
     left = list(free)
     for run in list(waiting):
+        # Smaller runs pass one that does not fit; it starts when they have run out.
         if run.point.nodes <= len(left):
             yield run, left[: run.point.nodes]
             left = left[run.point.nodes :]

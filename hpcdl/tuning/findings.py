@@ -231,6 +231,7 @@ def main_effects(trials: Sequence[TrialSummary], *, ridge: float = 0.5) -> list[
     if not columns:
         return []
     speed = np.array([math.log(speed) for _, speed in measured])
+    # A mean of n samples has 1/n of the variance.
     weight = np.sqrt(np.clip([float(trial.n) for trial, _ in measured], 1, _MOST_SAMPLES))
     design = np.array(
         [[show(trial.settings.get(name)) == value for name, value in columns] for trial, _ in measured], dtype=float
@@ -239,6 +240,7 @@ def main_effects(trials: Sequence[TrialSummary], *, ridge: float = 0.5) -> list[
     centred = (speed - np.average(speed, weights=weight**2)) * weight
     inverse = np.linalg.inv(scaled.T @ scaled + ridge * np.eye(len(columns)))
     fitted = inverse @ scaled.T @ centred
+    # A ridge regression uses the trace of its hat matrix as degrees of freedom; one more is the mean.
     freedom = len(measured) - 1 - float(np.trace(scaled @ inverse @ scaled.T))
     if freedom < 1:
         return []

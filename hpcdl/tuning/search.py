@@ -21,12 +21,12 @@ from hpcdl.tuning.space import beside, factors_of, initial_design
 from hpcdl.tuning.surrogate import Posterior, Samples
 
 NUM_DRAWS = 256
-RIVAL_DRAWS = 4
-CHALLENGE_SHARE = 0.5
+RIVAL_DRAWS = 4  # joint draws for each sample: one for the leader, the others in search of a rival
+CHALLENGE_SHARE = 0.5  # Russo's beta: with 1/2 a search needs at most twice the samples of the best share
 NEIGHBOUR_SHARE = 0.2
 """Share of the race's samples for unmeasured neighbors of the leaders."""
 NUM_LEADERS = 4
-DOUBT = 3.0
+DOUBT = 3.0  # standard deviations of the model
 LEAST_SHARE = 0.8
 """Minimum share of a given number of samples to use, even if the model is convinced earlier."""
 
@@ -113,8 +113,10 @@ class Search:
         with one_blas_thread():
             if self._convinced():
                 return self._doubts(num)
+            # Everything has failed so far: the model has no speed to learn from.
             if not self._samples.known:
                 return [int(index) for index in self._random.permutation(self._samples.all_unseen())[:num]]
+            # Drawn: on a single node `num` is 1, of which a fixed fifth would be 0.
             near = self._beside_leaders()[: int(self._random.binomial(num, NEIGHBOUR_SHARE))]
             return near + self._race(num - len(near))
 
@@ -125,6 +127,7 @@ class Search:
             return None
         with one_blas_thread():
             self._learn()
+            # Once for each new sample: without one, other draws must not make another choice.
             if self._choice is None:
                 top = int(np.argmax(self._posterior.mean[measured]))
                 self._choice = self._judged(int(measured[top]))
@@ -132,11 +135,13 @@ class Search:
 
     def _judged(self, index: int) -> Choice:
         draws, columns = self._posterior.draws(NUM_DRAWS, include=index)
+        # In each joint draw, by how much another candidate is faster.
         gain = draws.max(axis=1) - draws[:, int(np.flatnonzero(columns == index)[0])]
         value = math.exp(self._posterior.mean[index] + self._posterior.offset)
         return Choice(
             index=index,
             images_per_second=value,
+            # On logarithms 1.96 standard deviations are the end of a 95 % interval.
             ci95=value * math.expm1(1.96 * self._posterior.std[index]),
             n=len(self._samples.known[index]),
             expected_loss=float(np.mean(-np.expm1(-gain))),
@@ -148,6 +153,7 @@ class Search:
         choice = self.best()
         if choice is None or choice.expected_loss >= self._tolerance:
             return False
+        # A single sample may be the best by luck.
         return choice.n > 1
 
     def _doubts(self, num: int) -> list[int]:
@@ -204,6 +210,7 @@ class Search:
         """Run top-two Thompson sampling. Unmeasured candidates are asked for only once per call."""
         self._learn()
         draws, columns = self._posterior.draws(RIVAL_DRAWS * num)
+        # A candidate that may fail competes only in as many draws as it is likely to run.
         alive = self._random.random(draws.shape) < self._posterior.chances_of_success(columns)
         draws = np.where(alive, draws, -np.inf)
         unseen = np.array([self._samples.unseen(int(index)) for index in columns])
@@ -214,6 +221,7 @@ class Search:
             pick = first
             if self._random.random() < CHALLENGE_SHARE:
                 rivals = np.argmax(block[1:], axis=1)
+                # Further draws until another one wins (top-two); if none does, the runner-up of the first draw.
                 challengers = rivals[rivals != first]
                 pick = int(challengers[0]) if len(challengers) else int(np.argsort(-block[0])[:2][-1])
             asked.append(int(columns[pick]))

@@ -113,6 +113,7 @@ def _product(terms: Sequence[tuple[str, int]], candidates: Sequence[Mapping[str,
             if number is None or number <= 0:
                 return None
             logarithms[index] += exponent * math.log(number)
+    # 2 x 3 and 6 x 1 are one level, despite rounding.
     values = np.exp(np.round(logarithms, 9))
     if len(np.unique(values)) < 2:
         return None
@@ -232,6 +233,7 @@ def build_space(
     anchors = [] if only else _anchors(topology, published, batch_sizes)
     candidates_by_key: dict[str, Candidate] = {}
     for settings, origin in itertools.chain(anchors, ((item, "") for item in _points(topology, engine, named, only))):
+        # A space file also excludes values that published advice has.
         if origin and any(getattr(settings, name) not in values for name, values in named.items()):
             continue
         ranks = settings.ranks_per_node or 1
@@ -246,6 +248,7 @@ def build_space(
         except UsageError as error:
             dropped[str(error).partition(";")[0]] += 1
             continue
+        # Of equal candidates the first stays: anchors come first, with their origin.
         candidates_by_key.setdefault(_key(settings, plan), Candidate(settings=settings, plan=plan, origin=origin))
         if len(candidates_by_key) > MAX_CANDIDATES:
             raise UsageError(f"the space has more than {MAX_CANDIDATES} candidates; narrow it with --space FILE")
@@ -307,6 +310,7 @@ def _points(topology: Topology, engine: Engine, named: Levels, only: bool) -> It
             if counted.intra_op_threads is None:
                 counted = dataclasses.replace(counted, intra_op_threads=max(_thread_counts(topology, point), default=1))
             yield counted
+            # Details beside one choice of threads alone, or they would multiply the candidates.
             if counted.inter_op_threads == crossed["inter_op_threads"][-1] and counted.threads_per_core == 1:
                 yield from _turned(counted, turned)
 
@@ -328,6 +332,7 @@ def _default_levels(topology: Topology, engine: Engine) -> dict[str, list[Any]]:
     bindings = ["balanced", "compact", "scatter", *(["numa"] if num_nodes > 1 else []), "none"]
     levels: dict[str, list[Any]] = {
         "ranks_per_node": sorted(count for count in ranks if count <= num_cores),
+        # The last value is the one beside which details are tried (`_points`).
         "inter_op_threads": [1, 4, 2],
         "threads_per_core": [count for count in (1, 2, 4) if count <= topology.threads_per_core],
         "binding": bindings if num_cores > 1 else ["none"],

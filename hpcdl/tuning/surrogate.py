@@ -129,6 +129,7 @@ class Posterior:
             alive = alive[np.argsort(-(self.mean[alive] + 2.5 * self.std[alive]))[:MAX_FINALISTS]]
         columns = np.unique(np.append(alive, [] if include is None else [include]).astype(np.int64))
         mean, covariance = self._surrogate.joint(columns)
+        # A posterior's covariance may be singular up to rounding, on which Cholesky fails.
         values, vectors = np.linalg.eigh(covariance)
         root = vectors * np.sqrt(np.maximum(values, 0.0))
         draws: Floats = mean + self._dice.standard_normal((num, len(columns))) @ root.T
@@ -154,12 +155,13 @@ def _chances_of_success(factors: Sequence[Factor], columns: Indices, tried: Indi
     for factor in factors:
         distance += factor.distances[np.ix_(factor.levels[columns], factor.levels[tried])]
     weight = np.exp(-distance / REACH)
+    # Far from all that was tried, 5 % are expected to fail.
     chances: Floats = 1.0 - (weight @ failed + 0.01) / (weight.sum(axis=1) + 0.2)
     return chances
 
 
-_JITTER = 1e-9
-_PRIOR_OFFSET_VARIANCE = 4.0
+_JITTER = 1e-9  # keeps the matrix positive definite despite rounding
+_PRIOR_OFFSET_VARIANCE = 4.0  # of the overall level: e^2 times faster or slower
 _LENGTH, _MAIN, _JOINT, _QUIRK, _NOISE = (
     (np.log(0.8), 0.8), (np.log(0.05), 1.5), (np.log(0.05), 1.5), (np.log(2e-4), 1.2), (np.log(0.05**2), 1.2),
 )  # fmt: skip
@@ -225,14 +227,17 @@ class Surrogate:
         matrix = joint + np.diag(quirk + noise / counts + _JITTER)
         factor = cho_factor(matrix, lower=True)
         weights = cho_solve(factor, values)
+        # Half of the matrix of equation 5.9, with the sign of the negative evidence.
         slope = 0.5 * (cho_solve(factor, np.eye(len(rows))) - np.outer(weights, weights))
         evidence = 0.5 * values @ weights + np.log(np.diag(factor[0])).sum()
+        # The scatter inside candidates depends on the noise alone.
         evidence += 0.5 * (squares / noise + degrees * theta[-1])
         gradient = np.empty_like(theta)
         self._kernel_gradient(theta, rows, slope, gradient)
         diagonal = np.diag(slope)
         gradient[-2] = quirk * diagonal.sum()
         gradient[-1] = noise * np.sum(diagonal / counts) + 0.5 * (degrees - squares / noise)
+        # The priors keep hyperparameters in place that few samples do not determine.
         pull = (theta - self._prior_mean) / self._prior_spread
         return float(evidence + 0.5 * pull @ pull), gradient + pull / self._prior_spread
 
@@ -273,6 +278,7 @@ class Surrogate:
             self._lower = cholesky(kernel + np.diag(self._quirks[rows]), lower=True)
             self._weights = cho_solve((self._lower, True), values)
             inverse = solve_triangular(self._lower, np.eye(len(rows)), lower=True)
+            # The inverse's diagonal: left out, a candidate has variance 1/precision, residual weight/precision.
             precision = np.einsum("ij,ij->j", inverse, inverse)
             surprising = np.abs(self._weights) > SURPRISE * np.sqrt(precision)
             if not surprising.any():
@@ -293,6 +299,7 @@ class Surrogate:
         """Return mean and standard deviation of every candidate."""
         cross = self._cross(np.arange(self._num_candidates))
         solved = solve_triangular(self._lower, cross, lower=True)
+        # The kernel of a candidate with itself: every correlation is 1.
         prior = _PRIOR_OFFSET_VARIANCE + np.exp(self.theta[self._num : 2 * self._num + 1]).sum() + self._quirks
         variance = prior - np.einsum("ij,ij->j", solved, solved)
         return cross.T @ self._weights, np.sqrt(np.maximum(variance, 1e-12))

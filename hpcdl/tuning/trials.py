@@ -123,6 +123,7 @@ class Measurer:
         environment[MARK] = mark
         with os.fdopen(open_new(folder / "stdout"), "wb") as out, os.fdopen(open_new(folder / "stderr"), "wb") as err:
             try:
+                # In a session of its own: Ctrl-C reaches only the search, which ends the trial.
                 process = subprocess.Popen(
                     command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
                 )
@@ -133,6 +134,7 @@ class Measurer:
                 why = self._wait(process, time_limit_s)
             finally:
                 stop([process], SOFT_STOP_S / 2)
+                # `stop` reaches only the launcher: ranks that it has not ended are found by their mark.
                 end_marked(MARK, mark)
                 process.wait()
         return process.returncode, why
@@ -156,6 +158,7 @@ def _read(folder: Path, code: int, why: str, settings: Settings, workload: Workl
     if code != 0:
         return TrialOutcome(status="failed", message=last_words(folder / "stderr", code))
     with (folder / "stdout").open("rb") as file:
+        # A trial that goes wrong may print without end.
         text = file.read(MAX_OUTPUT_BYTES)
     try:
         document = json.loads(text)
@@ -200,6 +203,7 @@ def last_words(log: Path, code: int) -> str:
         lines = file.read().decode(errors="replace").strip().splitlines()
     own_lines = [line.removeprefix("hpcdl: ") for line in lines if line.startswith("hpcdl: ")]
     how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    # The kernel's out-of-memory killer sends SIGKILL; launchers and shells report it as 137.
     if code in (-signal.SIGKILL, 128 + signal.SIGKILL):
         how += ", perhaps out of memory"
     if not lines:
@@ -225,6 +229,7 @@ def trial_prefixes(environment: Mapping[str, str]) -> list[list[str]]:
     hosts = expand_hosts(environment.get("SLURM_JOB_NODELIST", ""))
     if len(hosts) < 2:
         return [[]]
+    # The job's own step holds the CPUs (--overlap), and the trial starts ranks itself (--mpi=none).
     srun = ["srun", "--nodes=1", "--ntasks=1", "--overlap", "--kill-on-bad-exit=1", "--mpi=none"]
     return [[*srun, f"--nodelist={host}", *own_program("hpcdl.tuning.trials")] for host in hosts]
 

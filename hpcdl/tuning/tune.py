@@ -137,10 +137,12 @@ class Tuning:
                 self._note(index, entry.outcome)
 
     def _loop(self) -> bool:
+        # A thread for each node: it only waits for the processes of a trial.
         with ThreadPoolExecutor(len(self.prefixes)) as pool:
             while (limit_s := self._time_limit()) > 0 and not self._interrupted.is_set():
                 asked = self._search.ask(len(self.prefixes))
                 if not asked:
+                    # A search that has used up its samples is not settled.
                     return self.limits.max_samples is None or self._search.num_samples < self.limits.max_samples
                 candidates = [self.space.candidates[index] for index in asked]
                 jobs = [
@@ -243,6 +245,7 @@ def _as_tensorflow_sees(topology: Topology) -> tuple[Topology, str]:
     if claim is None:
         return topology, ""
     gpus = described(topology.devices)
+    # With the variables of a rank, which gets one GPU.
     seen = ask_tensorflow({**os.environ, claim.variable: claim.device})
     if seen.seen:
         return topology, f"{gpus}: a rank for each"
@@ -280,6 +283,7 @@ def tune(
     config = run_plan.config
     base = _base_profile(run_plan)
     path = _profile_path(config, base)
+    # Before the search: hours of trials must not end at a file that may not be replaced.
     check_outputs([path])
     log_path = config.output.log or path.with_suffix(".trials.jsonl")
     if not resume:

@@ -57,6 +57,7 @@ def _processors() -> int:
     most = float(len(os.sched_getaffinity(0)))
     for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
+        # Version 2 has one line without controllers (`0::/path`).
         if not controllers or "cpu" in controllers.split(","):
             group = _GROUPS / ("cpu" if controllers else "") / path.lstrip("/")
             with contextlib.suppress(OSError, ValueError):  # most groups have no quota
@@ -67,6 +68,7 @@ def _processors() -> int:
 def _quota(group: Path) -> float:
     """Return a group's quota in processors. Raises ValueError if there is none."""
     if (group / "cpu.max").exists():
+        # Without a quota its text is `max`, from which float() below raises ValueError.
         quota, period = (group / "cpu.max").read_text(encoding="ascii").split()
     else:
         quota, period = ((group / f"cpu.cfs_{name}_us").read_text(encoding="ascii") for name in ("quota", "period"))
@@ -76,6 +78,7 @@ def _quota(group: Path) -> float:
 
 
 def _memory() -> int:
+    # The second field is the resident set, in pages.
     return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -92,6 +95,7 @@ def _network() -> int:
 
 def _read() -> int:
     fields = Path("/proc/self/io").read_text(encoding="ascii").split()
+    # Not read_bytes, which is exact only for file systems on block devices (proc(5)).
     return int(fields[fields.index("rchar:") + 1])
 
 

@@ -67,10 +67,10 @@ FACTS = numpy.dtype(
         ("names", f"S{NAME_BYTES}", (MOST_NAMES,)),
     ]
 )
-PAGE_BYTES = 1 << 16
+PAGE_BYTES = 1 << 16  # offsets of `mmap` are whole pages, of up to 64 KiB (arm64, ppc64le)
 CHUNK = 8192
 """Records per chunk: 320 KiB, a multiple of every page size."""
-_PACK = struct.Struct("<ddqiiiHH")
+_PACK = struct.Struct("<ddqiiiHH")  # RECORD's layout; numpy takes longer to assign one record
 FAR_S = 1e11
 """A clock value of three thousand years is invalid."""
 COUNTER = "counter: "
@@ -161,6 +161,7 @@ class TraceFile:
             if name not in self._names:
                 code = len(self._names) if len(self._names) < MOST_NAMES else 0
                 if code:
+                    # The end of a long name is kept, because nested layers share its beginning.
                     self.facts["names"][0][code] = name.encode()[-NAME_BYTES:]
                     self.facts["num_names"][0] = code + 1  # after the name, for readers of a killed rank's file
                 self._names[name] = code

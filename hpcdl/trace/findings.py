@@ -181,6 +181,7 @@ def gaps(merged: Merged, steps: Steps, parts: Array) -> Gaps:
     for row, rank in enumerate(steps.ranks.tolist()):
         early = merged.spans(rank, UPDATING)
         indices, inside = steps.index_of(early["step"])
+        # `at`, because a step has several buckets: plain indexing would take only one of them.
         numpy.minimum.at(begins_s[row], indices[inside], early["begin_s"][inside])
     between_s = begins_s[:, follow + 1] - steps.borders[:, follow, UPDATED]
     updates = bool((steps.borders[:, :, UPDATED] > steps.borders[:, :, EXCHANGED]).any())
@@ -265,6 +266,7 @@ def waits(merged: Merged, steps: Steps) -> list[WaitingTime]:
 def _for_the_slowest(steps: Steps) -> dict[tuple[int, int], float]:
     had_s = steps.borders[:, :, HAD_GRADIENTS]
     slowest = had_s.argmax(axis=0)
+    # Clocks have errors: a wait ends with the rank's own exchange at the latest.
     wait_s = numpy.minimum(had_s.max(axis=0)[None], steps.borders[:, :, EXCHANGED]) - had_s
     wait_s = numpy.where(wait_s > steps.errors_s[:, None] + steps.errors_s[slowest][None], wait_s, 0)
     matrix = numpy.zeros((len(steps.ranks), len(steps.ranks)))

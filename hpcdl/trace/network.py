@@ -56,6 +56,7 @@ def traffic(merged: Merged, link_bytes_per_second: float | None = None) -> list[
         samples = trace.counters[trace.counters["name"] == trace.code(COUNTER + NETWORK)]
         if trace.host in by_host or len(samples) < 2:
             continue
+        # One shift for the whole trace: against seconds, a clock's drift is negligible.
         shift_s = float(merged.records[rank]["begin_s"][0] - trace.records["begin_s"][0])
         times_s = samples["begin_s"] + shift_s
         kept = [0]

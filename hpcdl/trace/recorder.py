@@ -101,7 +101,7 @@ class Untraced(NoRecorder):
 
 
 class TraceRecorder:
-    """A Recorder (comm/observed.py) with its own file. config/forms.py describes `spec`.
+    """A Recorder (comm/observed.py) with its own file. config/forms.py describes `text`.
 
     `clock` gives its times; `identity` distinguishes that clock from others if it is not the system's.
     """
@@ -131,6 +131,7 @@ class TraceRecorder:
         self.file = TraceFile(folder / file_name(rank), self._spec.num_bytes, {**facts, **times})
         self._write = self.file.write
         self._closed = threading.Event()
+        # A daemon: a rank that ends by an error must not wait for it.
         self._counting = threading.Thread(target=self._count, name="trace", daemon=True)
         self._collection_s = 0.0
         self._collections: deque[tuple[float, float, int]] = deque(maxlen=1000)
@@ -179,6 +180,7 @@ class TraceRecorder:
     def parts(self, borders: Sequence[float], waited_s: float = 0.0) -> None:
         """Keep the five parts of the completed step; that of the exchange holds `waited_s` in ns."""
         if self._on:
+            # Borders are times of the run's clock (WALL), a constant away from this trace's.
             self._write_parts(borders, self._clock() - WALL.now_s(), round(waited_s * 1e9))
 
     def _write_parts(self, borders: Sequence[float], shift_s: float, waited_ns: int = 0) -> None:
@@ -222,6 +224,7 @@ class TraceRecorder:
         """Stop recording. The file is then complete."""
         if self._closed.is_set():
             return
+        # First, so that no other thread writes while the file is closed.
         self._on = self._traced = self._full = False
         self._closed.set()
         if self._counting.is_alive():
@@ -273,6 +276,7 @@ def recording(text: str, communicator: Observed, run_dir: Path) -> Iterator[None
     target = run_dir / FOLDER
     decided(communicator, lambda: _cleared(target))  # before any rank makes a file there
     note = target / f"rank-{communicator.rank}{PLACE}"
+    # A requested trace that cannot be kept ends the run; one that nobody requested only warns.
     if text != UNASKED:
         with _kept(_opened(text, communicator, note), communicator, note):
             yield
@@ -313,6 +317,7 @@ def _heard(recorder: Recorder, communicator: Observed, begin: Callable[[], None]
         try:
             yield
         except StoppedEarly:
+            # Without lost ranks only: a collective call would wait for them.
             if not monitor.lost:
                 recorder.quiesced(communicator, last=True)
             raise
@@ -322,6 +327,7 @@ def _heard(recorder: Recorder, communicator: Observed, begin: Callable[[], None]
 
 def _opened(text: str, communicator: Observed, note: Path) -> TraceRecorder:
     """Return a recorder with a file on this node. `note` holds its path before it exists: a kill may come any time."""
+    # The next run on this node does it: nobody else returns for what killed ranks left.
     _sweep()
     local = None
     try:
@@ -339,6 +345,7 @@ def _opened(text: str, communicator: Observed, note: Path) -> TraceRecorder:
             _drop(local)
         with contextlib.suppress(OSError):
             remove_file(note)
+        # `gettempdir` itself may have failed, and has no answer then.
         where = f"{tempfile.tempdir or 'the folder of temporary files'} on {communicator.host}"
         raise HpcdlError(f"no trace can be kept in {where}: {error.strerror}; set TMPDIR, or --trace off") from error
     return recorder
@@ -362,6 +369,7 @@ def _sweep() -> None:
             if not is_own(folder) or WALL.now_s() - folder.lstat().st_mtime < KEPT_S:
                 continue
             for path in folder.iterdir():
+                # A lock of a running rank raises OSError here, which leaves its folder alone.
                 fcntl.flock(held.enter_context(path.open("rb")), fcntl.LOCK_EX | fcntl.LOCK_NB)
             _drop(folder)
 
@@ -411,6 +419,7 @@ def trace_files_in(run_dir: Path) -> dict[Path, tuple[str, Path]]:
     trace_files = {}
     for note in sorted((run_dir / FOLDER).glob("rank-*" + PLACE)):
         with contextlib.suppress(OSError):  # the rank has just brought its trace
+            # A damaged note may have fewer lines.
             lines = [*note.read_text(encoding="utf-8", errors="replace").splitlines(), "", ""]
             trace_files[note] = lines[0], Path(lines[1])
     return trace_files
@@ -447,6 +456,7 @@ def collect(run_dir: Path, trace_files: Mapping[Path, tuple[str, Path]] | None =
         try:
             counts = present.get(note) == (host, path)
             if counts and is_own_file(path):
+                # A copy, because the node's storage is another file system than the run directory's.
                 with path.open("rb") as left_there, creating(target) as out:
                     shutil.copyfileobj(left_there, out)
             _drop(path.parent)

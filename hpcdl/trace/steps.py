@@ -52,6 +52,7 @@ class ClockModel:
         """Return the error of `to_parent`: between points that of the points, beyond them also that of the slope."""
         own_s, errors_s = self.points["own_s"], self.points["error_s"]
         beyond_s = numpy.maximum(own_s[0] - times_s, 0) + numpy.maximum(times_s - own_s[-1], 0)
+        # Errors of 0 belong to ranks of one kernel, which share its clock.
         slope_error = UNKNOWN_DRIFT if errors_s.max() > 0 else 0.0
         if len(own_s) > 1:
             slope_error = min(slope_error, float(errors_s[0] + errors_s[-1]) / float(own_s[-1] - own_s[0]))
@@ -144,6 +145,7 @@ def merge(traces: Sequence[RankTrace]) -> Merged:
         moved["end_s"], errors = _moved(way, trace.records["end_s"])
         records[rank] = moved
         errors_s[rank] = float(errors.max()) if len(errors) else 0.0
+        # Ranks of a host share its clock, so one of them is enough.
         hosts.setdefault(trace.host, (rank, way))
     clocks = [_host_clock(host, by_rank[rank], way, errors_s[rank]) for host, (rank, way) in hosts.items()]
     return Merged(traces=by_rank, records=records, errors_s=errors_s, clocks=clocks)
@@ -154,6 +156,7 @@ def _way(by_rank: Mapping[int, RankTrace], rank: int) -> list[ClockModel]:
     way, hop = list[ClockModel](), rank
     while hop:
         trace = by_rank.get(hop)
+        # The parents in a damaged file may form a circle.
         if trace is None or not len(trace.points) or len(way) > len(by_rank):
             raise CorruptError(
                 f"the clock of rank {hop} was not measured, so rank {rank}'s spans cannot be put in order with others"
@@ -175,14 +178,15 @@ def _moved(way: Sequence[ClockModel], times_s: Array) -> tuple[Array, Array]:
 def _host_clock(host: str, trace: RankTrace, way: Sequence[ClockModel], error_s: float) -> HostClock:
     if not way:
         return HostClock(host=host, offset_s=0.0, drift=0.0, error_s=0.0)
+    # Two moments a second apart: on rank 0's clock their distance differs by the drift.
     begin_s = numpy.array([trace.points["own_s"][0], trace.points["own_s"][0] + 1.0])
     moved_s, _ = _moved(way, begin_s)
     gained = 1 - float(moved_s[1] - moved_s[0]) if len(trace.points) > 1 else 0.0
     return HostClock(host=host, offset_s=float(begin_s[0] - moved_s[0]), drift=gained, error_s=error_s)
 
 
-BEGAN, GOT_BATCH, HAD_GRADIENTS, EXCHANGED, UPDATED, ENDED = range(6)
-INPUT, COMPUTE, WAIT, EXPOSED, UPDATE, OTHER = range(len(RECORD_PARTS))
+BEGAN, GOT_BATCH, HAD_GRADIENTS, EXCHANGED, UPDATED, ENDED = range(6)  # around the five PARTS
+INPUT, COMPUTE, WAIT, EXPOSED, UPDATE, OTHER = range(len(RECORD_PARTS))  # a record's parts: the exchange is split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,6 +219,7 @@ class Steps:
         """Return seconds by the names of records (core/records/run_record.py), (R, S, 6)."""
         had, exchanged = self.borders[:, :, HAD_GRADIENTS], self.borders[:, :, EXCHANGED]
         slowest = had.max(axis=0)[None] if self.synchronous else had
+        # Clocks have errors: the end of the wait must stay between this rank's own borders.
         everybody = numpy.clip(numpy.maximum(slowest, had + self.waited_s), had, numpy.maximum(exchanged, had))
         borders = numpy.insert(self.borders, EXCHANGED, everybody, axis=2)
         result: Array = numpy.diff(borders, axis=2)
@@ -243,6 +248,7 @@ def steps_of(merged: Merged, *, synchronous: bool, first: int = 0) -> Steps:
         numbers = numpy.intersect1d(numbers, rank_numbers)
     if not len(numbers):
         raise UsageError("no step is in every worker's trace; give --trace a larger size=, or fewer steps")
+    # Steps of the warm-up are slow, but better than none in a short trace.
     if numpy.any(numbers >= first):
         numbers = numbers[numbers >= first]
     rows = [numpy.searchsorted(rank_numbers, numbers) for rank_numbers, _, _ in steps_by_rank.values()]
@@ -260,6 +266,7 @@ def _borders(columns: list[Array]) -> tuple[Array, Array, Array]:
     """Return numbers, six borders and own waits of complete steps; of two with one number, the last."""
     newest = []
     for column in columns:
+        # `unique` returns the first of equal numbers, which in reverse order is the last.
         numbers, indices = numpy.unique(column["step"][::-1], return_index=True)
         newest.append((numbers, column[::-1][indices]))
     common = newest[0][0]
@@ -267,6 +274,7 @@ def _borders(columns: list[Array]) -> tuple[Array, Array, Array]:
         common = numpy.intersect1d(common, numbers)
     rows = [records[numpy.searchsorted(numbers, common)] for numbers, records in newest]
     borders = numpy.stack([*(row["begin_s"] for row in rows), rows[-1]["end_s"]], axis=1)
+    # The third part is the exchange, whose value is its wait in nanoseconds.
     return common, borders, rows[2]["value"] / 1e9
 
 
@@ -312,6 +320,7 @@ def _of_rank(merged: Merged, steps: Steps, row: int) -> Array:
     numbers, counts = numpy.unique(indices, return_counts=True)
     if not len(numbers):
         return numpy.empty((0, 0, 3))
+    # Steps with fewer buckets have lost some to newer spans of the ring.
     complete = numpy.isin(indices, numbers[counts == counts.max()])
     spans, indices = spans[complete].reshape(-1, counts.max()), indices[complete].reshape(-1, counts.max())[:, 0]
     borders = steps.borders[row, indices]

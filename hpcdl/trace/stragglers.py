@@ -100,6 +100,7 @@ def _late(merged: Merged, steps: Steps, parts: Array, rates: Mapping[str, Array]
     """
     late_s = beyond_others(steps.borders[:, :, HAD_GRADIENTS])
     least_s = numpy.maximum(LEAST_SHARE * steps.step_s, _chance_s(late_s))
+    # A delay within the clocks' errors, the rank's and a typical other's, shows nothing.
     least_s = numpy.maximum(least_s, steps.errors_s + numpy.median(steps.errors_s))
     heard_s = _heard_s(steps).mean(axis=1).clip(0)
     behind_s = beyond_others(parts[:, :, [UPDATE, OTHER]].sum(axis=2)).mean(axis=1)

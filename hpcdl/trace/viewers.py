@@ -41,6 +41,7 @@ def write_otf2(merged: Merged, path: Path) -> None:
     if path.exists():
         raise UsageError(f"cannot write {path}: --to otf2 makes a folder, and this is there; choose another name")
     check_output(path)
+    # OTF2 writes many files: a killed process must not leave half an archive under this name.
     with private_folder(".otf2-", path.absolute().parent) as folder:
         _write(merged, folder / ARCHIVE)
         move(folder / ARCHIVE, path)
@@ -110,7 +111,7 @@ LANES = ("step", "buckets", "messages", "collector", "beside steps", "updates", 
 """A viewer's rows for a rank. Overlapping spans within a row appear below one another."""
 
 
-_OF_LAYERS = (6, 7)
+_OF_LAYERS = (6, 7)  # rows whose spans hold the index of a layer's name in place of a bucket
 
 
 def lane_of(name: str) -> int:
@@ -119,6 +120,7 @@ def lane_of(name: str) -> int:
         return 0
     layers = {FORWARD: 6, BACKWARD: 6, LAYER_UPDATE: 7}
     special = layers | {BUCKET: 1, UPDATING: 5, SENDING: 2, RECEIVING: 2, COLLECTOR: 3}
+    # comm/observed.py calls collectives `a barrier`, `an all-reduce`.
     return special.get(name, 2 if name.startswith(("a ", "an ")) else 4)
 
 
@@ -139,6 +141,7 @@ def events(merged: Merged) -> Iterator[dict[str, Any]]:
 def _spans(merged: Merged, rank: int, start_s: float) -> Iterator[dict[str, Any]]:
     trace, records = merged.traces[rank], merged.records[rank]
     lanes = [lane_of(name) for name in trace.names]
+    # Nanoseconds: more digits would only make the file longer.
     begin_us = ((records["begin_s"] - start_s) * 1e6).round(3).tolist()
     long_us = ((records["end_s"] - records["begin_s"]) * 1e6).round(3).tolist()
     columns = (records[name].tolist() for name in ("name", "step", "peer", "bucket", "value"))

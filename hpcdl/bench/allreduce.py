@@ -72,6 +72,7 @@ def sweep(communicator: Communicator) -> list[Pair]:
     buffers = [numpy.zeros(num_bytes, numpy.uint8) for num_bytes in (SHORT_BYTES, LONG_BYTES)]
     own_fits: list[tuple[tuple[int, int], AlphaBeta]] = []
     for low, high in choose_pairs(communicator.size):
+        # The other ranks wait in it, so that none of their messages disturbs the pair.
         communicator.barrier()
         if communicator.rank in (low, high):
             peer = high if communicator.rank == low else low
@@ -95,6 +96,7 @@ def find_slowest(communicator: Communicator, pairs: Sequence[Pair]) -> SlowestPa
     from scipy.stats import mannwhitneyu  # takes a second to load
 
     ranked = sorted(pairs, key=lambda pair: pair.seconds)
+    # The lower median: of two pairs it is not the slowest one itself.
     compared = (ranked[-1], ranked[(len(ranked) - 1) // 2])
     buffer, own = numpy.zeros(LONG_BYTES, numpy.uint8), list[list[float]]()
     for low, high in (pair.ranks for pair in compared):
@@ -262,6 +264,7 @@ def measure_on_rank(
 
 def check(communicator: Communicator, name: str, num_bytes: int, workspace: Workspace) -> None:
     """Sum whole numbers, which float32 adds exactly, and compare with the known result on every rank."""
+    # A prime period: slices shifted by any power of two are noticed.
     pattern = (numpy.arange(num_bytes // 4) % 251).astype(numpy.float32)
     buffer = pattern * numpy.float32(communicator.rank + 1)
     COLLECTIVES.load(name)(communicator, buffer, workspace)
@@ -297,6 +300,7 @@ def fewest_calls(num_algorithms: int) -> int:
 
 def _rows(row: Row, calls: Mapping[str, Sequence[float]], num_ranks: int, link: AlphaBeta) -> list[AllreduceRow]:
     least_bytes = 2 * (num_ranks - 1) / num_ranks * row.bytes
+    # Rounded up: with one message at a time no all-reduce takes fewer rounds.
     bound_s = (num_ranks - 1).bit_length() * link.latency_s + least_bytes * link.seconds_per_byte
     close, results = perhaps_fastest(calls, row.best), []
     for name, seconds in row.seconds.items():

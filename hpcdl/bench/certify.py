@@ -183,6 +183,7 @@ def try_out(
     """
     trials, stop_signals = [*earlier], list[int]()
     num_done = Counter((trial.strategy, trial.fault) for trial in earlier if trial.counts)
+    # Tries of a case are numbered from 0: as many as count already are done.
     waiting = [case for case in plan.cases() if case[2] >= num_done[case[:2]]]
     with writing(plan.out), caught(stop_signals.append):
         for strategy, fault, number in waiting:
@@ -224,6 +225,7 @@ def _try(strategy: str, fault: str, plan: Plan, run_dir: Path, stopping: Callabl
         strategy=strategy,
         survived=exit_code == 0 and struck is not None,
         struck=struck is not None,
+        # A fault that lasts from the start has no moment to recover from.
         recover_s=None if struck is None or "@" not in FAULTS[fault] else _recovered_after(events, struck),
         steps_lost=0 if struck is None else _steps_lost(run_dir, struck["step"]),
         said="" if exit_code == 0 else last_line or f"it ended with exit code {exit_code}",
@@ -240,11 +242,13 @@ def _run(line: Sequence[str], stopping: Callable[[], bool] = lambda: False) -> t
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        # The last line goes into the card, without a terminal's codes.
         env={**os.environ, "NO_COLOR": "1"},
         start_new_session=True,  # Ctrl-C reaches only this process, which asks the run to leave
     )
     while process.poll() is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
+            # Not `wait`: a pipe that nobody reads would fill up and stop the run.
             _, stderr = process.communicate(timeout=LOOK_S)
             return process.returncode, (stderr.strip().splitlines() or [""])[-1]
         if stopping() or time.monotonic() > deadline:
@@ -316,6 +320,7 @@ def earlier_trials(plan: Plan, nodes: int | None, *, resume: bool) -> list[Trial
     if nodes is not None and num_nodes < nodes:
         raise UsageError(f"--nodes {nodes}, but this job has {num_nodes}; ask the scheduler for more")
     make_output_folder(plan.out)
+    # The lock file of an earlier call stays, and is no content.
     names, card = {path.name for path in plan.out.iterdir()} - {LOCK_NAME}, plan.out / JSON_CARD
     if not names:
         return []

@@ -271,9 +271,11 @@ def _stored(
         reading = _timed(sizes(), wanted.steps, 0.0, group, lambda done: on_progress(done, "without decoding"))
     finally:
         stream.close()
+    # The first epoch was not read to its end: what was counted so far is its share.
     if len(marks) == 2:
         marks.append(operations.seen)
     num_epochs = (wanted.steps + _WARM_UP) / stream.steps_per_epoch
+    # Counts are totals: their differences are the start, the first and the second epoch.
     return reading, [after - before for before, after in itertools.pairwise(marks)], num_epochs
 
 
@@ -319,6 +321,7 @@ def _timed(
         if step_seconds:
             time.sleep(step_seconds)
         on_progress(number)
+    # Made-up data may take no time that the clock shows, and rates are divided by it.
     return Reading(seconds=max(time.perf_counter() - started, 1e-9), num_bytes=num_bytes, waits=waits)
 
 

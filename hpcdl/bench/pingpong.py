@@ -104,6 +104,7 @@ def measure_on_rank(config: PingpongBenchConfig, world: Observed, on_progress: R
     hosts = world.allgather_json(world.host)
     partner = choose_partner(hosts)
     member = world.rank in (0, partner)
+    # Collective: ranks outside the pair must call it too.
     pair = world.split(0 if member else 1)
     rows: list[PingpongRow] = []
     calls: list[float] = []
@@ -133,6 +134,7 @@ def measure_on_rank(config: PingpongBenchConfig, world: Observed, on_progress: R
         call_seconds=statistics.median(calls) if calls else None,
         warnings=[GRPC_WARNING] if grpc else [],
     )
+    # Only rank 0 has measured; all ranks return the same.
     return from_json(PingpongResult, world.allgather_json(dataclasses.asdict(measured))[0])
 
 
@@ -159,6 +161,7 @@ def _by_mpi(world: Observed, pair: Communicator) -> Trips:
 
     def trips(num_bytes: int, repeats: int) -> tuple[list[float], list[float]]:
         first = pair.rank == 0
+        # A prime period: bytes shifted by any power of two are noticed.
         buffer = (numpy.arange(num_bytes) % 251).astype(numpy.uint8) if first else numpy.zeros(num_bytes, numpy.uint8)
         seconds = one_way(pair, 1 - pair.rank, buffer, first=first, repeats=repeats)
         if not (buffer == (numpy.arange(num_bytes) % 251)).all():

@@ -69,6 +69,7 @@ def run(config: PrecisionBenchConfig, on_progress: Callable[[float, str], None])
     seeds = range(settings.seed, settings.seed + settings.repeats)
     for number, seed in enumerate(seeds):
         on_progress(1 + number, "digits")
+        # Both precisions with each seed: seeds differ more than precisions may.
         for name, reached in accuracy.items():
             reached.append(precision.digits_accuracy(name, epochs=settings.epochs, seed=seed))
     return PrecisionResult(

@@ -59,6 +59,7 @@ def on_fresh_ranks(
         write_json(folder / REQUEST_FILE, request)
 
         def tick() -> None:
+            # The file is absent until rank 0 has something to report.
             with contextlib.suppress(OSError, CorruptError):
                 bar.update(*read_json(folder / PROGRESS_FILE))
 
@@ -70,6 +71,7 @@ def on_fresh_ranks(
 @contextlib.contextmanager
 def _folder_of_ranks(hosts: Sequence[str]) -> Iterator[Path]:
     """Yield a folder visible to all ranks; remove it unless an error message names it."""
+    # Other nodes do not see this node's /tmp.
     base = user_cache_folder() / "steps" if len(hosts) > 1 else Path(tempfile.gettempdir())
     make_folder(base)
     folder, pointed_at = make_private_folder("hpcdl-bench-", base), False

@@ -183,9 +183,11 @@ def _work(
         lambda: inside_engine(monitor, mpi=features.mpi, num_workers=group.size),
     )
     chosen = _chosen_buckets(config, worker, model, batches, group)
+    # After the choice of buckets, whose messages belong to no step.
     before = monitor.traffic()
     monitor.doing("computing")
     times = measure.measure_steps(kinds, batches, group, count)
+    # Messages of gRPC strategies are sent by TensorFlow, and nobody counts them.
     countable = features.mpi or group.size == 1
     sent = (monitor.traffic() - before).per_step(settings.steps + settings.warmup_steps, countable=countable)
     monitor.doing("leaving")
@@ -254,6 +256,7 @@ def _model_and_batches(config: StepBenchConfig, group: Communicator) -> tuple[An
     batch_size = settings.batch_size * config.exchange.accumulate
     if dataset is None:
         counted = IMAGES if len(model.input_shape) == 4 else SAMPLES
+        # Each worker has other samples, as in training.
         return model, made_up_batches(model, batch_size, settings.seed + group.rank), counted
     from hpcdl.data.read.pipeline import training_batches
 

@@ -120,6 +120,7 @@ def app_for(words: Sequence[str] = ()) -> typer.Typer:
 
     Building all commands takes as long as all other work of a training before its ranks start.
     """
+    # Typer calls it only with its own options for completion, which `root` replaces.
     completion_init()
     app = typer.Typer(
         name="hpcdl",
@@ -128,12 +129,14 @@ def app_for(words: Sequence[str] = ()) -> typer.Typer:
         help=root.__doc__,
         epilog="Example: hpcdl train --model lenet --data shards --strategy ring --ranks 2 --epochs 5",
         no_args_is_help=True,
+        # Both settings keep rich from being imported, for which `hpcdl --help` has no time.
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
     app.callback()(root)
     named = None if {*words[:1]} & {"-h", "--help"} else command_in(words)
+    # For an unknown command all are loaded: typer then suggests the nearest.
     for module in [module_name for module_name, names in COMMANDS.items() if named in names] or COMMANDS:
         importlib.import_module(f"hpcdl.cli.{module}").register(app)
     _own_commands(app)

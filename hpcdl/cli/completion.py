@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+# Typer has no public way to get the script alone.
 from typer._completion_shared import Shells, _get_shell_name, get_completion_script
 
 from hpcdl.cli.output import put, say

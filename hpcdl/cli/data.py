@@ -258,6 +258,7 @@ def _check(folder: Path, source: str | None, reader: str, commentary: Commentary
     damage = {
         "faults": list(checked.faults), "bad_shards": list(checked.bad_shards), "undecodable": list(checked.undecodable)
     }  # fmt: skip
+    # With --json the damage is the result, although the next line raises.
     if keep and (checked.faults or checked.undecodable):
         print_json({"folder": str(folder), **damage})
     inspection.require_sound(folder, checked)

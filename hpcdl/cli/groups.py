@@ -101,6 +101,7 @@ def overridden(words: Sequence[str], options: Sequence[Any], *, interspersed: bo
         if not option.is_flag:
             num_missing = option.nargs - len(values)
             values, waiting = [*values, *waiting[:num_missing]], waiting[num_missing:]
+        # Values of a repeated option add up; those of --set override each other by key.
         if option.multiple and name != "--set":
             continue
         key = (option.name, values[0].partition("=")[0]) if option.multiple and values else (option.name,)

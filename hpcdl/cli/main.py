@@ -31,6 +31,7 @@ def main() -> None:
     """Run the command line and exit with the exit code of any error."""
     keep_interrupts()
     use_utf8()
+    # stderr too: a message that cannot be written must not end the work.
     outlive("stderr")
     printed = outlive("stdout")
     if command_in(sys.argv[1:]) in _HOLD_ALL:
@@ -48,6 +49,7 @@ def main() -> None:
 
 def _exit_code_of(exit_code: int, arguments: list[str], printed: Printed) -> int:
     """Return `exit_code`, or 1 if requested output could not be printed; any command reports that in one line."""
+    # What is still buffered may be what cannot be written.
     sys.stdout.flush()
     if printed.problem is None:
         return exit_code
@@ -112,6 +114,7 @@ def complain(error: BaseException) -> None:
 
 def _unexpected(error: Exception) -> int:
     message = getattr(error, "format_message", None)
+    # By name: typer brings its own copy of click, whose classes are private.
     if type(error).__name__ == "NoArgsIsHelpError":
         put(str(getattr(error, "message", "")))
         sys.stdout.flush()

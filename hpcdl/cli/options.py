@@ -97,6 +97,7 @@ def takes_settings(cls: type) -> Callable[[Callable[..., Any]], Callable[..., An
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         parameters = [
             parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            # Annotations are strings here (`from __future__ import annotations`), which typer cannot use.
             for parameter in inspect.signature(command, eval_str=True).parameters.values()
             if parameter.name != "flags"
         ]
@@ -108,6 +109,7 @@ def takes_settings(cls: type) -> Callable[[Callable[..., Any]], Callable[..., An
 
         wrapper.__doc__ = command.__doc__
         wrapper.__name__ = command.__name__
+        # Typer builds the options from signature and annotations.
         wrapper.__signature__ = inspect.Signature([*generated, *parameters])  # type: ignore[attr-defined]
         wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in [*generated, *parameters]}
         return wrapper
@@ -153,6 +155,7 @@ def names_in(words: Sequence[str] | None) -> list[str]:
 
 
 def _parameter(setting: Setting, title: str) -> inspect.Parameter:
+    # The default is in the help's text, as a user would type it (`_help`).
     option_keywords: dict[str, Any] = {"help": _help(setting), "show_default": False, "rich_help_panel": title}
     if setting.kind == "bool":
         annotation: Any = Annotated[bool | None, typer.Option(f"--{setting.key}/--no-{setting.key}", **option_keywords)]
@@ -221,6 +224,7 @@ def begin(settings: ResolvedConfig[Any], *, quiet: bool) -> Placement | None:
 
     run: StartConfig = settings.config.run
     if run.module is not None:
+        # First, because it replaces this process: nothing may have started.
         go_on_with(run.module, sys.argv[1:])
     process = placement()
     if process is not None and process.rank == 0 and run.stage_env:

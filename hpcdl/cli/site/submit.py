@@ -99,6 +99,7 @@ def _show_script(wanted: submission.Wanted, settings: ResolvedConfig[SubmitConfi
         rows = [{"key": key, "value": value, "origin": origin} for key, value, origin in from_files]
         print_json({"script": script, "defaults": rows})
     else:
+        # Not by `put`: every byte counts in a script that is redirected into a file.
         print(script, end="")
 
 
@@ -141,6 +142,7 @@ def _check(trial: list[str]) -> None:
     from hpcdl.cli.main import run
 
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as printed:
+        # In this process, because a new one would import everything again.
         code = run(trial) if trial else 0
     if code:
         lines = printed.getvalue().strip().splitlines() or [f"the command ends with exit code {code}"]

@@ -123,6 +123,7 @@ def report(
         return
     _refuse(centres, "belongs to a centre's document; give --for TEMPLATE too")
     chosen = _formats(formats, as_json)
+    # Walked once for searches, tunings and runs: on a parallel file system that takes longest.
     walks = {path: walk(path) for path in runs or []}
     searches, runs = _searches(runs or [], anonymous, walks)
     tunings, runs = _tunings(runs, anonymous, walks)

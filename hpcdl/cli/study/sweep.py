@@ -134,6 +134,7 @@ def sweep(
     if jobs and not dry_run:
         _submit(folder, wanted, plan, {"time": time, "partition": partition, "account": account}, resume, json)
         return
+    # With --jobs each part has a folder and a state of its own.
     state = new_state(wanted, plan) if jobs else open_study(folder, wanted, plan, resume=resume)
     if dry_run:
         _show_plan(wanted, plan, state, run_plan, json)

@@ -58,7 +58,7 @@ def trace(runs: Runs, html: Html = None, to: To = None, as_json: JsonFlag = Fals
             say(f"for {to[0]}: {to[1]}")
         if as_json:
             continue
-        for heading, header, rows in [] if as_json else tables(findings):
+        for heading, header, rows in tables(findings):
             put(f"\n{run}: {heading}" if len(runs) > 1 else f"\n{heading}")
             print_table(header, rows)
     if as_json:

@@ -124,7 +124,7 @@ _USUAL_METRICS = ("accuracy", "top5_accuracy")
 
 
 def print_summary(run_dir: Path, record: RunRecord, *, printed: Container[str] = (), advise: bool = True) -> None:
-    """Print the result in a few lines, with warnings that are not in `said`; with `advise`, also the next command."""
+    """Print the result in a few lines, with warnings not in `printed`; with `advise`, also the next command."""
     facts = []
     measured = record.history[-1].val_metrics if record.history else {}
     held_out = "held-out " if record.history and record.history[-1].val_loss is not None else ""

@@ -23,8 +23,8 @@ LOOK_EVERY_S = 1.0
 ANSWER_S = 20.0
 """Ranks look for a viewer every 15 s, and every second after one appears."""
 BAR = 24
-_LETTERS = "icxuo"
-_CLEAR = "\x1b[H\x1b[J"
+_LETTERS = "icxuo"  # in the order of a step: input, compute, x exchange, update, other
+_CLEAR = "\x1b[H\x1b[J"  # to the top left corner, then everything below
 
 
 def register(app: typer.Typer) -> None:

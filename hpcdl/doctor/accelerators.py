@@ -69,6 +69,7 @@ def _answer(line: Sequence[str], environment: Mapping[str, str]) -> list[str]:
 def _links(number: int, environment: Mapping[str, str]) -> list[Finding]:
     """Report the links between GPUs, by pair, in nvidia-smi's terms: NV4 is four NVLinks, PIX to SYS are PCIe paths."""
     rows = [line.split() for line in _answer(["nvidia-smi", "topo", "-m"], environment)] if number > 1 else []
+    # The header begins with GPU0 as well, but has no X for the GPU itself.
     matrix = [row[1 : 1 + number] for row in rows if row and re.fullmatch(r"GPU\d+", row[0]) and "X" in row]
     link_counts = Counter(link for index, row in enumerate(matrix) for link in row[index + 1 :])
     if len(matrix) != number or link_counts.total() != number * (number - 1) // 2:

@@ -143,6 +143,7 @@ def _readable() -> list[Finding]:
 
 def _writable() -> list[Finding]:
     folder = user_config_folder()
+    # The folder may still have to be made, so its nearest existing parent counts.
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if os.access(nearest, os.W_OK | os.X_OK):
         return []
@@ -176,4 +177,5 @@ def check_machine(subject: Subject) -> list[Finding]:
 
 
 def _is_loaded(name: str, loaded: Sequence[str]) -> bool:
+    # `module load mpich` loads a default version, which is listed as `mpich/4.2`.
     return any(module == name or module.startswith(f"{name}/") for module in loaded)

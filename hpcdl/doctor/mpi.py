@@ -70,6 +70,7 @@ def _first_on_path(subject: Subject, mpiexec: Mpiexec) -> list[Finding]:
 
 def _two_ranks(mpiexec: Mpiexec) -> Finding:
     """Start two ranks in a separate job, and check size, sum over both, and the thread level."""
+    # With the present job's variables the two would take themselves for its ranks.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_IN_A_JOB)}
     line = [
         str(mpiexec.path),

@@ -38,6 +38,7 @@ def check_threads(subject: Subject) -> list[Finding]:
     num_cpus = len(os.sched_getaffinity(0))
     findings = []
     for name in THREAD_VARIABLES:
+        # OMP_NUM_THREADS may list numbers for nested levels, of which the first counts.
         text = subject.environment.get(name, "").split(",")[0]
         if not text.isdigit():
             continue
@@ -69,6 +70,7 @@ def check_limits(subject: Subject) -> list[Finding]:
         ("processes and threads", resource.RLIMIT_NPROC, PROCESSES, "u"),
     ):
         soft, _ = resource.getrlimit(number)
+        # RLIM_INFINITY is -1 in Python.
         if 0 <= soft < needed:
             findings.append(warning(f"{what}: {soft} allowed, {needed} wanted", f"ulimit -{flag} {needed}"))
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
@@ -92,8 +94,10 @@ def allowed_memory(root: Path, cgroup: Path = Path("/proc/self/cgroup")) -> int 
         if kind and "memory" not in kind.split(","):
             continue
         start = base / path.lstrip("/")
+        # Limits of parent groups hold as well.
         for folder in (start, *start.parents):
             text = (folder / name).read_text().strip() if (folder / name).is_file() else "max"
+            # Version 1 shows `no limit` as almost 2^63.
             limits += [int(text)] if text.isdigit() and int(text) < 2**62 else []
             if folder == base:
                 break

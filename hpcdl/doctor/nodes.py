@@ -115,12 +115,14 @@ def absent(answers: Sequence[NodeAnswer], hosts: Sequence[str], num_nodes: int) 
         return
     heard = {_short(answer.host) for answer in answers}
     silent = [host for host in hosts if _short(host) not in heard]
+    # Only if these are all that are missing: hosts may have answered by other names.
     who = f": {_named(silent)}" if len(silent) == num_nodes - len(answers) else ""
     text = f"{len(answers)} of {num_nodes} nodes answered{who}"
     yield replace(failure(text, "log in there (ssh), or ask for others: sbatch --exclude"), check="nodes")
 
 
 def _short(host: str) -> str:
+    # A node may know itself by a longer name than the scheduler does.
     return host.partition(".")[0]
 
 

@@ -44,6 +44,7 @@ def _pmi(subject: Subject) -> list[Finding]:
             f"install an MPI of the other kind, or set {PMI_VARIABLE} to the interface that {flavour} was built for"
         )
         return [failure(text, remedy)]
+    # `pmix` and `pmix_v4` are versions of one interface.
     if needed.partition("_")[0] != PMI_BY_FLAVOUR[flavour].partition("_")[0]:
         text = (
             f"{PMI_VARIABLE}={needed}, but {flavour} usually needs {PMI_BY_FLAVOUR[flavour]}: ranks may not be one job"

@@ -37,6 +37,7 @@ def _place_to_write(folder: Path) -> Finding:
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(bytes(_PROBE_BYTES))
             probe.flush()
+            # Network file systems may refuse data for a quota only when it is written back.
             os.fsync(probe.fileno())
     except OSError as error:
         why = "your quota is used up" if error.errno == errno.EDQUOT else (error.strerror or str(error))
@@ -53,6 +54,7 @@ def _data(folder: Path) -> Finding:
         return failure(f"the data folder {folder} does not exist on this node", "check the path and the mounts")
     system = file_system_of(folder)
     text = f"data {folder} on {system.kind}"
+    # The first one only: listing all shards would burden the metadata server.
     shard = next(folder.rglob("*.h5"), None)
     if not system.is_lustre or shard is None:
         return ok(text)

@@ -119,6 +119,7 @@ def multiply_rate(seconds: float) -> float:
     import numpy
 
     left = numpy.ones((MATRIX, MATRIX), numpy.float32)
+    # The first product starts the library's threads, and is not measured.
     result = left @ left
     return 2.0 * MATRIX**3 * _times_a_second(lambda: numpy.matmul(left, left, out=result), seconds)
 
@@ -128,6 +129,7 @@ def copy_rate(seconds: float) -> float:
     import numpy
 
     source = numpy.ones(COPIED_BYTES, numpy.uint8)
+    # A written target has its pages already, which the first copy would have to wait for.
     target = source.copy()
     return COPIED_BYTES * _times_a_second(lambda: numpy.copyto(target, source), seconds)
 
@@ -153,6 +155,7 @@ def _read(path: Path) -> str:
 
 def marks(data: Path | None) -> Iterator[str]:
     """Yield this node's answer, in the form of `read_answers`."""
+    # Slurm's name of the node, which `--exclude` takes, need not be its host name.
     host = os.environ.get("SLURMD_NODENAME") or platform.node()
     for name, text in texts(data):
         yield f"<<hpcdl {host} text {name} {json.dumps(text[:LONGEST])}>>"

@@ -45,6 +45,7 @@ time.sleep(still_s)
 os.kill(pid, signal.SIGCONT)
 """
 """A separate process that stops another one for a time."""
+# `(~pid << 3) | 2` is the clock of a process's processor time, as clock_getcpuclockid(3) makes it.
 _SLOWS = """
 import contextlib, os, signal, sys, time
 
@@ -103,6 +104,7 @@ def _slow(fault: Fault) -> None:
 
 
 def _beside(program: str, *values: float) -> None:
+    # -P and -S: it imports nothing of the current folder or of installed packages.
     line = [sys.executable, "-P", "-S", "-c", program, *map(str, values)]
     # Not with the rank's pipes: a reader would wait for this process, which waits for the rank's end.
     subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -167,8 +169,10 @@ class Injection:
         return descriptions_of(self._all, self._run_dir)
 
     def __enter__(self) -> Injection:
+        # Random faults of all ranks: each draws which rank they strike.
         again = any(fault.every_s is not None for fault in self._all)
         if again or self._network.faults or any(fault.kind in STRIKES for fault in self._mine.values()):
+            # A daemon: the rank must be able to end while it watches.
             threading.Thread(target=self._watch, name="inject", daemon=True).start()
         if any(fault.bucket is not None for fault in self._mine.values()):
             self._seen.recorder = _FlipsBits(self._flip)
@@ -181,6 +185,7 @@ class Injection:
 
     def batch(self, step: int, images: Any) -> Any:
         """Return the input of a worker's step: `images`, unless a fault strikes, which may also raise ValueError."""
+        # A copy, because a fault that strikes leaves the table.
         for number, fault in [*self._mine.items()]:
             if fault.kind not in PLANTED or step < (fault.step or 0):
                 continue
@@ -290,6 +295,7 @@ class Injection:
         path = self._marker(number)
         if not path.exists():
             publish(path, repr(time.time()).encode())
+        # Read in any case: another rank may have been faster.
         return float(path.read_text())
 
     def _is_due(self, fault: Fault, age_s: float) -> bool:

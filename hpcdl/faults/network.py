@@ -70,6 +70,7 @@ class Impairment:
         """Return when a message that begins now has passed, by `time.monotonic`; 0 if nothing delays it."""
         if not self._rate or all(peer in self._near for peer in peers):
             return 0.0
+        # Each direction is a queue: a message begins when those before it have passed.
         self._free_s[sends] = max(self._free_s[sends], time.monotonic()) + num_bytes / self._rate
         return self._free_s[sends]
 
@@ -144,6 +145,7 @@ class Impaired:
         """Return the index of the first of `requests` (its own) that is done and that no partition holds back."""
         network = self._network
         while True:
+            # Read before the choice: a partition that begins or heals later then shows in `check`.
             parts = network.parts
             reached = [
                 index
@@ -228,6 +230,7 @@ class Impaired:
         self._network.hold(self._members)
         due_s = self._network.due_s(self._members, num_bytes, sends=True) if num_bytes else 0.0
         result = call(*args)
+        # Again: a partition may have begun while the library's call was under way.
         self._network.hold(self._members)
         _sleep_until(due_s)
         return result
@@ -265,6 +268,7 @@ INFINIBAND = Path("/sys/class/infiniband")
 _BURST_S, _LEAST_BURST = 0.004, 65536
 """Bytes that may leave at once: those of one tick of a slow kernel clock, and of one large packet."""
 _TIMEOUT_S = 10.0
+# It ignores the signals that end a run: without it the link would stay slow.
 _AWAY = (
     "import os, signal, subprocess, sys, time\n"
     "for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP): signal.signal(number, signal.SIG_IGN)\n"

@@ -65,6 +65,17 @@ def test_every_kind_is_drawn_and_doubles_are_found(every_kind: Path) -> None:
     assert not re.search(r"<script|https?:|@import", text)
 
 
+def test_doubles_are_found_beside_larger_numbers_in_one_shard(tmp_path: Path) -> None:
+    series, number = np.random.default_rng(0).random((8, 40), dtype=np.float32), np.arange(8)
+    np.savez(tmp_path / "train.npz", x=series, number=number, y=series[:, 0])
+    # 300 needs another type in memory than the numbers of train do.
+    np.savez(tmp_path / "test.npz", x=series, number=np.where(number == 7, 300, number), y=series[:, 0])
+    make(tmp_path, tmp_path / "out", input="x=x,number=number", target="y=y", sample_is="row", shards=1)
+    found = look(tmp_path / "out")
+    assert found.repeats is not None
+    assert [item.num_samples for item in found.repeats] == [7]
+
+
 def test_images_with_a_class_raw_encoded_and_compressed(tmp_path: Path) -> None:
     source = image_folder(tmp_path / "s", {"cat": 6, "dog": 2})
     shutil.copy(source / "cat" / "0001.png", source / "dog" / "9.png")

@@ -261,7 +261,8 @@ def _keys(reader: SplitReader, inputs: Sequence[Field], num_shards: int) -> Arra
         key = np.zeros(shard.map.num_samples, np.uint64)
         for field in inputs:
             if field.resident:
-                resident_values = shard.residents[field.name]
+                # In the field's own type: a shard keeps whole numbers in the smallest type that holds its own.
+                resident_values = shard.residents[field.name].astype(field.dtype)
                 parts: Array = np.ascontiguousarray(resident_values).reshape(len(resident_values), -1).view(np.uint8)
                 columns = [parts[:, byte_column].astype(np.uint64) for byte_column in range(parts.shape[1])]
             else:

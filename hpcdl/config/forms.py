@@ -50,6 +50,7 @@ def parse_compression(value: Any) -> Compression:
         percent = float(match[1])
         if not 0 < percent <= 100:
             raise ValueError(f"{shown(value)} is out of range; the share is above 0% and at most 100%")
+        # Nine digits are all that the pattern accepts, so the text loses nothing.
         return Compression(kind="topk", text=f"topk:{percent:.9g}%", percent=percent)
     if match := _RANK.fullmatch(text):
         rank = int(match[1])
@@ -121,6 +122,7 @@ def is_trace_spec(text: str) -> bool:
 def parse_trace(value: Any) -> TraceSpec:
     """Parse `steps=100:110,every=50,ranks=0-7`. Raises ValueError with the possible forms."""
     if isinstance(value, bool):
+        # A flag without a value, or true in a settings file.
         return TraceSpec(level=STEPS if value else OFF)
     fields: dict[str, Any] = {"level": STEPS}
     key = ""

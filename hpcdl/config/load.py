@@ -66,9 +66,11 @@ def machine_in_force(environment: Mapping[str, str] = os.environ) -> MachineSett
     name = named or by_site
     if not _NAME.fullmatch(name):  # a name for records only, such as "two cores of mine"
         return None
+    # `_NAME` admits no slash, so that the file is in this folder.
     path = site.parent / "machines" / f"{name}.toml"
     if path.is_file():
         return read_machine_settings(path)
+    # A name in the variable may be for records alone, but site.toml names a machine for the sake of its file.
     if by_site:
         raise UsageError(f"{site}: machine = {name!r}, but there is no {path}; write it, or leave machine out")
     return None
@@ -173,6 +175,7 @@ def standard_layers(command: str) -> list[Layer]:
     layers = []
     machine = machine_in_force()
     for origin, path in (("site", site_config_file()), ("user", user_config_folder() / "config.toml")):
+        # Here, because the order of layers is their precedence: site < machine < user.
         if origin == "user" and machine is not None and command in machine.tables:
             layers.append(Layer(origin=machine.origin, values=plain_keys(machine.tables[command])))
         if path.is_file():
@@ -225,6 +228,7 @@ def load(cls: type[Config], layers: list[Layer]) -> ResolvedConfig[Config]:
         if key in values:
             continue
         if setting.required:
+            # Otherwise it was given with an invalid value, which is a problem already.
             if not any(key in layer.values for layer in layers):
                 problems.append(f"--{key} is needed: {setting.help}")
         else:
@@ -253,7 +257,7 @@ def as_toml_values(config: Any) -> dict[str, Any]:
     """As `flatten`, with types that TOML has; unset values and empty lists are omitted."""
     converted = {}
     for key, value in flatten(config).items():
-        if value is None or value == ():
+        if value is None or value == ():  # TOML has no null
             continue
         converted[key] = list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
     return converted

@@ -80,6 +80,7 @@ class Dimension:
         if self.choices:
             return self.choices
         step = self.step or 1.0
+        # The small term keeps the last value: 0.3 / 0.1 is 2.9999999999999996.
         values = [self.low + index * step for index in range(int((self.high - self.low) / step + 1e-9) + 1)]
         return tuple(int(value) for value in values) if self.whole else tuple(values)
 
@@ -207,6 +208,7 @@ def _contradictions(search: SearchStudy) -> list[str]:
         for name in plan.objective
         if name not in OBJECTIVES
     ]
+    # Without a target no trial would ever reach one.
     if any("target" in name for name in plan.objective) and "target-accuracy" not in {*search.train, *keys}:
         problems.append("objective: a time to a target needs target-accuracy in [train]")
     problems += [

@@ -18,7 +18,7 @@ from hpcdl.core.errors import shown
 from hpcdl.core.units import format_bytes, format_seconds, parse_bytes, parse_seconds
 
 REQUIRED = dataclasses.MISSING
-LARGEST = 2**63 - 1
+LARGEST = 2**63 - 1  # TOML's integers have 64 bits
 LONGEST_S = 1e9
 ALLOCATORS = ("default", "glibc-tuned", "glibc-huge", "jemalloc", "tcmalloc")
 """Memory allocators: the system's, the same with larger blocks or huge pages, and libraries that replace it."""
@@ -92,6 +92,7 @@ class Setting:
 
     def parse(self, value: Any) -> Any:
         """Return the typed value of `value` (flag text or TOML value). Raises ValueError with what is possible."""
+        # `show` writes an unset value as "none", which can therefore be typed too.
         if value is None or (self.optional and value in ("", "none")):
             if self.optional:
                 return None
@@ -103,6 +104,7 @@ class Setting:
         return parsed
 
     def _check_limits(self, value: Any) -> None:
+        # Limits hold for numbers; the parser of each kind says whether AUTO is possible.
         if value == AUTO:
             return
         tests: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
@@ -168,6 +170,7 @@ def _type_names(hint: Any) -> list[str]:
 def _integer(value: Any) -> int:
     try:
         number = int(value)
+        # bool is a subclass of int: TOML's `true` would count as 1.
         if isinstance(value, bool) or (isinstance(value, float) and value != number):
             raise ValueError
     except (TypeError, ValueError, OverflowError):
@@ -186,6 +189,7 @@ def _real(value: Any) -> float:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{shown(value)} is not a number") from None
+    # float() also reads "nan" and "inf", which pass every comparison with a limit or none.
     if isinstance(value, bool) or not math.isfinite(number):
         raise ValueError(f"{value!r} is not a finite number")
     return number
@@ -225,6 +229,7 @@ def _text(value: Any) -> str:
     if "\0" in text or max(map(len, os.fsencode(text).split(b"/"))) > LONGEST_NAME:
         raise ValueError(f"{shown(text)} holds a zero byte, or a name of more than {LONGEST_NAME} bytes")
     try:
+        # File names that are not UTF-8 arrive with surrogates, which neither TOML nor JSON can hold.
         text.encode()
     except UnicodeEncodeError:
         raise ValueError(f"{shown(text)} is not UTF-8; give it such a name, or link to it under one") from None
@@ -287,7 +292,9 @@ PARSERS: dict[str, Callable[[Any], Any]] = {
     "counts": _counts,
     "shares": _shares,
     "names": lambda value: tuple(_text(item) for item in _items(value)),
+    # Not split at commas: an option of a batch system may hold some.
     "words": lambda value: tuple(_text(item) for item in (value if isinstance(value, list | tuple) else [value])),
+    # A flag without a value is a bool. Texts are normalized, because --resume and reports compare them.
     "trace": lambda value: parse_trace(value if isinstance(value, bool) else _text(value)).text,
     "compression": lambda value: parse_compression(_text(value)).text,
 }

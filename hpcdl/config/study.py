@@ -148,9 +148,11 @@ def load_study(
             continue
         configs.append(resolved.config)
         matrices.append(dataclasses.replace(reader.matrix, shape=resolved.config.matrix))
+        # Only for matrices that load: a question about a wrong value would mislead.
         problems += [*_contradictions(resolved), *_unequal(matrices[-1])]
     if problems:
         raise ConfigError(dict.fromkeys(problems))
+    # Only now: whether a key is also an axis needs every matrix read without errors.
     choice = _choice(tables.origin, tables.choose, {key for matrix in matrices for key in axes_of(matrix)}, problems)
     if problems:
         raise ConfigError(dict.fromkeys(problems))
@@ -202,6 +204,7 @@ class _MatrixReader:
     def __init__(self, origin: str, table: Mapping[str, Any], zipped: Sequence[Sequence[str]]) -> None:
         self.problems: list[str] = []
         declared = settings_by_key(StudyConfig)
+        # Axes such as servers are settings of `train` too, but a matrix accepts more values: `workers/8`.
         settings = {key: entry for key, entry in settings_by_key(TrainConfig).items() if key not in declared}
         values = dict(table)
         groups = values.pop("zip", [])
@@ -265,6 +268,7 @@ def axes_of(matrix: Matrix) -> dict[str, Sequence[Any]]:
     shape = matrix.shape
     declared = {field.name.replace("_", "-"): getattr(shape, field.name) for field in dataclasses.fields(shape)}
     if shape.global_batch:
+        # The batch of a worker follows from the global one; the default of batch-size is no axis.
         del declared["batch-size"]
     return {key: values for key, values in {**declared, **matrix.axes}.items() if values}
 
@@ -307,6 +311,7 @@ def _numbers(settings: Mapping[str, Any]) -> dict[str, Any]:
             parsed = declared[key].parse(value) if key in declared else value
         except ValueError:
             continue  # the runs' settings are checked together, later
+        # Text of other kinds stays as typed, such as 2h or 25MiB.
         if isinstance(parsed, bool | int | float):
             values[key] = parsed
     return values

@@ -90,6 +90,7 @@ class SyntheticImages:
         self.spec = spec
         self._size = int(np.prod(spec.sample_shape))
         self._seed = seed
+        # A slice may begin at the pool's last byte, and needs a whole sample behind it.
         length = _POOL + self._size
         # Splitmix64 by hand: the bytes must not change with numpy's generators.
         random_words = np.arange(-(-length // 8), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(
@@ -97,6 +98,7 @@ class SyntheticImages:
         )
         random_words = (random_words ^ random_words >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
         random_words = (random_words ^ random_words >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+        # Little-endian, so that the bytes are the same on every machine.
         noise = (random_words ^ random_words >> np.uint64(31)).astype("<u8").view(np.uint8)[:length]
         if spec.dtype == "uint8":
             self._pool: npt.NDArray[Any] = noise >> np.uint8(1)  # half strength: the sum of two fits in a byte
@@ -109,6 +111,7 @@ class SyntheticImages:
 
     def read_samples(self, ids: Ids, out: npt.NDArray[Any]) -> None:
         """Make the samples `ids` and store them in `out`, shaped (len(ids), H, W, C)."""
+        # Only slices of the pool are added: a step then measures the network and not the making of samples.
         rows = out.reshape(len(ids), self._size)
         for row, sample, label in zip(rows, ids, self.labels(ids), strict=True):
             noise = mixed(self._seed, 5, int(sample)) % _POOL
@@ -269,6 +272,7 @@ def open_dataset(data: str, *, seed: int = 0, verified: bool = True) -> Dataset:
     if not folder.is_dir():
         raise UsageError(f"no such data folder: {data}; make one with `{typed('shard', 'SOURCE', folder)}`")
     if not (folder / FILE_NAME).is_file():
+        # Two commands write such folders, and each continues only its own.
         if any(folder.glob(PARTIAL_PREFIX + "*")):
             command = "hpcdl infer" if _is_of_inference(folder) else "hpcdl shard"
             raise UsageError(f"{data} is not finished; continue with the same `{command}` command and --resume")
@@ -313,6 +317,7 @@ def _check_sizes(folder: Path, manifest: Manifest, operations: FileOperationsCou
             raise CorruptError(
                 f"shard {folder / shard.file} cannot be read ({error.strerror}){_remedy(folder)}"
             ) from error
+        # A copy that was cut short is found here, before a run begins; wrong bytes are found when they are read.
         if size != shard.num_bytes:
             raise CorruptError(
                 f"shard {folder / shard.file} has {size} bytes, the manifest says {shard.num_bytes}{_remedy(folder)}"
@@ -344,6 +349,7 @@ def _synthetic(data: str, seed: int) -> Dataset:
         pictures=True,
         num_classes=spec.num_classes,
         class_names=names,
+        # The seed makes the samples: --resume must see another one as other data.
         checksum=f"{data}#{seed}",
         splits={"train": Split(name="train", num_samples=spec.num_samples)},
         synthetic=spec,

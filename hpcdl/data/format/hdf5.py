@@ -23,6 +23,7 @@ Array = npt.NDArray[Any]
 ATTRIBUTE_LIMIT = 60_000
 """In bytes; HDF5 keeps attributes up to 64 KiB in the object header that every HDF5 version reads."""
 _METADATA_BYTES = 65_536
+# A wide list: damage shows anywhere in h5py (tests/fuzz). A header may announce any size, hence MemoryError.
 DAMAGED = (
     OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, MemoryError, SystemError,
     ArithmeticError,
@@ -60,7 +61,9 @@ class ShardFrame:
             sides = dict(zip(("height", "width", "channels"), image.shape, strict=True))
             picture_facts: dict[str, str | int] = {**sides, "dtype": image.dtype, "num_classes": len(label.class_names)}
             return {"schema": SCHEMA, **shared, **picture_facts, **self.place}
+        # A blank separates names: a field's name holds none.
         roles = {f"{role}s": " ".join(part.name for part in self.fields if part.role == role) for role in ROLES}
+        # Format 2 may have no resident field, whose length would tell the number of samples.
         return {"schema": FIELDS_SCHEMA, **shared, **roles, **self.place, "num_samples": self.num_samples}
 
     def shape(self, field: Field) -> tuple[int, ...]:
@@ -163,6 +166,7 @@ def create_shard(path: Path, frame: ShardFrame) -> NewShardOffsets:
     with h5py.File(
         path,
         "w",
+        # The oldest form of each object, which more versions of HDF5 read.
         libver=("earliest", "v110"),
         locking=False,
         # Smaller objects are not aligned: each would waste up to a page or a stripe.
@@ -196,6 +200,7 @@ def create_shard(path: Path, frame: ShardFrame) -> NewShardOffsets:
             if frame.filters is None:
                 parts[field.name]["data"] = _add_contiguous(file, name, shape, field.stored_type)
             else:
+                # One chunk is one block, so that its stored bytes can be found and have one checksum.
                 chunk = (min(frame.block_samples, count), *shape[1:])
                 file.create_dataset(name, shape, field.stored_type, chunks=chunk, track_times=False, **frame.filters)
     optional = ("sample_checksums", "offsets", "data")
@@ -227,6 +232,7 @@ def _add_class_names(file: h5py.File, names: Sequence[str]) -> None:
     encoded = [name.encode() for name in names]
     if not encoded:
         return
+    # HDF5 has no strings of zero bytes.
     width = max(map(len, encoded)) or 1
     table = np.array(encoded, dtype=h5py.string_dtype("utf-8", width))
     if table.nbytes <= ATTRIBUTE_LIMIT:
@@ -250,17 +256,20 @@ def _map(path: Path, file: h5py.File) -> ShardMap:
     schema = attributes.get("schema")
     classic = schema != FIELDS_SCHEMA
     if classic:
+        # Format 1 has one name for pixels and one for files; a reader asks for the field's name.
         if BYTES in arrays:
             arrays[IMAGES] = arrays[BYTES]
         names, small = [IMAGES], {LABELS: arrays[LABELS]}
     else:
         names = list(file["block_checksums"])
+        # Checksums and offsets of columns are in groups of their own.
         small = {name: item for name, item in arrays.items() if "/" not in name and name not in names}
     block_samples = int(attributes["block_samples"])
     num_samples = len(small[LABELS]) if classic else int(attributes["num_samples"])
     if min(num_samples, block_samples) < 1 or not names:
         raise ValueError(f"it states {num_samples} samples in blocks of {block_samples}")
     for name, item in small.items():
+        # Without an offset it is stored in chunks, and cannot be read by its bytes.
         if len(item) != num_samples or item.id.get_offset() is None:
             raise ValueError(f"{name} has the shape {item.shape}")
     return ShardMap(
@@ -287,6 +296,7 @@ def _column(
     offsets = None
     if starts is not None:
         row_bytes = math.prod(data.shape[1:]) * data.dtype.itemsize
+        # Stored in rows, needed in bytes.
         offsets = starts[:] * row_bytes
         if len(offsets) != num_samples + 1:
             raise ValueError(f"the offsets of {name} do not fit its samples")
@@ -294,6 +304,7 @@ def _column(
         chunks = [data.id.get_chunk_info(number) for number in range(data.id.get_num_chunks())]
         # By position: HDF5 promises no order of its list of chunks.
         places = {info.chunk_offset[0] // block_samples: (info.byte_offset, info.size) for info in chunks}
+        # A chunk that was never written is a KeyError here, which is among DAMAGED.
         extents = np.array([places[number] for number in range(len(firsts))], np.int64).reshape(-1, 2)
         block_offsets, block_bytes = extents[:, 0], extents[:, 1]
     else:
@@ -322,6 +333,7 @@ class ChunkReader:
         load_filters()
         file = h5py.File(path, "r", locking=False)
         self._data = file[IMAGES]
+        # Readers of other threads may still hold this object when the shard is closed.
         weakref.finalize(self, file.close)
 
     def read(self, first: int, out: Array) -> None:

@@ -53,6 +53,7 @@ def arrays_linked(file: h5py.File) -> dict[str, h5py.Dataset]:
 
 def _followed(group: Any, above: str, seen: tuple[Any, ...]) -> Iterator[tuple[str, h5py.Dataset]]:
     links: dict[str, Any] = {}
+    # HDF5's visit does not enter external links: groups behind them are visited below.
     group.visititems_links(links.__setitem__)
     for name, link in links.items():
         path = f"{above}{name}"
@@ -61,6 +62,7 @@ def _followed(group: Any, above: str, seen: tuple[Any, ...]) -> Iterator[tuple[s
             if isinstance(array, h5py.Dataset):
                 _check_storage(path, array)
                 _check_sources(path, array)
+                # Arrays of the file itself are found by its plain visit.
                 if above:
                     yield path, array
         elif isinstance(link, h5py.ExternalLink):
@@ -84,6 +86,7 @@ def files_behind(data: h5py.Dataset, path: Path) -> list[Path]:
     files = [] if own_file == path else [own_file]
     if data.is_virtual:
         for source in data.virtual_sources():
+            # HDF5 writes "." for the file of the data set itself.
             if source.file_name != ".":
                 source_file = _source_file(data, source.file_name)
                 with h5py.File(source_file, "r", locking=False) as opened:

@@ -30,9 +30,11 @@ class Packing:
     def of(data: Any) -> Packing | None:
         """Return the packing that an array's attributes describe; None if there is none."""
         scale, offset = _scaling(data)
+        # netCDF-3 has no unsigned types, so that this attribute says it (NetCDF Users Guide, appendix A).
         unsigned = data.dtype.kind == "i" and str(text_of(data.attrs.get("_Unsigned"))).lower() == "true"
         stored = np.dtype(data.dtype.str.replace("i", "u")) if unsigned else data.dtype
         absent = [
+            # A mark is compared with stored numbers, so it takes their type, whatever the attribute's own is.
             np.ravel(np.asarray(data.attrs[name])).astype(data.dtype).view(stored)
             for name in ("_FillValue", "missing_value")
             if name in data.attrs and np.asarray(data.attrs[name]).dtype.kind in "fiu"
@@ -77,6 +79,7 @@ class Packing:
         return raw.view(raw.dtype.str.replace("i", "u")) if self.unsigned else raw  # in the file's byte order
 
     def _nothing(self, raw: Array) -> Array:
+        # Marks and limits are those of stored numbers, before scaling (CF 1.11, section 2.5.1).
         nothing: Array = np.isin(raw, self.absent)
         if self.least is not None:
             nothing |= raw < self.least

@@ -55,11 +55,14 @@ class ArrayFile:
         except StoredOutside as error:
             raise SourceError(f"{self._path}: {error}; {error.remedy}") from error
         except DAMAGED as error:
+            # HDF5's messages span lines, and errors of hpcdl are one line.
             reason = " ".join(str(error).split())[:200]
+            # HDF5's newer formats mark a file while it is open to write, and a killed writer leaves the mark.
             if "already open for write" in reason:
                 raise SourceError(
                     f"{self._path} is being written, or its writer was killed: wait, or type h5clear -s on a copy"
                 ) from error
+            # Only now, because looking for filters costs a visit of all arrays.
             if self._file and (packed := _packed_by_unknown(self._file)):
                 raise SourceError(
                     f"{self._path}: {packed}, which is not installed here: install its plugin (pip install hdf5plugin "
@@ -124,6 +127,7 @@ class ArrayFile:
                 entries[name] = (item.shape, "text")
             elif text_of(item.attrs.get(_MATLAB)) == "char":
                 return  # character codes, as many rows as there are characters
+            # Complex and opaque ones too: a message about their type helps more than their absence.
             elif item.dtype.kind in "fiubcV" or h5py.check_vlen_dtype(item.dtype):
                 entries[name] = (self._shape(item), _dtype(item).name)
 
@@ -174,6 +178,7 @@ class ArrayFile:
                 return None
             missing = 0
             with copy.open("wb") as out:
+                # Decoding takes float64, whatever the stored type.
                 for chunk in self._chunks(data, item_bytes=8):
                     values, absent = packing.decoded(chunk)
                     missing += absent
@@ -183,6 +188,7 @@ class ArrayFile:
                             "that would hold NaN rounds; leave these samples out of the file, or the array"
                         )
                     values.tofile(out)
+            # The values are the stored numbers, so they are read where they are.
             if not missing and not packing.scales:
                 remove_file(copy)
                 return None
@@ -207,6 +213,7 @@ class ArrayFile:
         """List doubts about an array's values for the user: chunks never written, attributes that cannot be applied."""
         with self._reading():
             data = self._found(name)[0]
+            # A virtual data set stores nothing itself; its sources are checked when links are followed.
             num_written, num_chunks = (1, 1) if data.is_virtual or not data.size else _written_chunks(data)
             odd = [key for key in ATTRIBUTES if key in data.attrs and not are_numbers(data.attrs[key], key)]
             sentences = []
@@ -243,6 +250,7 @@ class ArrayFile:
             data = self._found(name)[0]
             held = [own.attrs[word] for own in (data, self._file) for word in called if word in own.attrs]
             held += [own for word in called if isinstance(own := data.parent.get(word), h5py.Dataset)]
+            # One name for each sample is a label, not a list of classes.
             lists = [
                 values[:]
                 for values in held
@@ -257,7 +265,9 @@ class ArrayFile:
         with self._reading():
             data, part = self._array(name), self._found(name)[1]
             contiguous = not part and _MATLAB not in data.attrs and not self._turns(data)
+            # Compact data sets are stored in the header and have no offset.
             if contiguous and data.chunks is None and data.id.get_offset() is not None and data.size:
+                # With links followed, this may be another file.
                 return Path(data.file.filename), int(data.id.get_offset())
             with copy.open("wb") as out:
                 for chunk in self._chunks(data, part):
@@ -299,6 +309,7 @@ class ArrayFile:
         with self._reading():
             data = self._array(name)
             in_file = not self._turns(data) and not files_behind(data, self._path)
+            # With one sample in a chunk, nothing is unpacked in vain.
             if in_file and (data.chunks is None or data.chunks[0] == 1):
                 return self._path
             with h5py.File(copy, "w", locking=False) as file:
@@ -376,6 +387,7 @@ class ArrayFile:
                 f"{format_bytes(_MOST_CHUNK_BYTES)} is unpacked at once; store it again in smaller ones: h5repack -l "
                 f"{name}:CHUNK=..."
             )
+        # A header can state any shape; memory is only given to what the stored bytes make plausible.
         most = max(_MOST_CHUNK_BYTES, _MOST_RATIO * data.id.get_storage_size())
         if data.nbytes <= most or data.is_virtual:  # the sources of a virtual array are already checked
             return

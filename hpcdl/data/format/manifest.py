@@ -263,6 +263,7 @@ def checksum_of(document: Mapping[str, Any]) -> str:
 def document_of(manifest: Manifest) -> dict[str, Any]:
     """Return the JSON document of a manifest, with its checksum."""
     document = dataclasses.asdict(dataclasses.replace(manifest, fields=()) if manifest.pictures else manifest)
+    # Empty ones are omitted: data of earlier versions, which lack them, keep their checksum.
     for name in ("fields", "understood"):
         if not document[name]:
             del document[name]
@@ -291,10 +292,12 @@ def manifest_in(document: Any, path: Path) -> tuple[Manifest, str]:
         schema = document.get("schema") if isinstance(document, dict) else None
         raise CorruptError(f"{path} has schema {schema!r}, this hpcdl reads {SCHEMA!r} and {FIELDS_SCHEMA!r}")
     checksum = checksum_of(document)
+    # First: what a person or a bad disk has changed gets this message, whatever else it breaks.
     if document.get("checksum") != checksum:
         raise CorruptError(f"{path} is damaged: its checksum does not fit its content; shard the data again")
     try:
         manifest = from_json(Manifest, document)
+        # Format 1 implies its two fields, which are added below; format 2 lists them.
         if bool(manifest.fields) == manifest.pictures or any(field.encoded for field in manifest.fields):
             raise ValueError(f"{manifest.schema} with {len(manifest.fields)} fields")
         if (manifest.pictures and len(manifest.sample_shape) != 3) or min(manifest.sample_shape, default=1) < 1:
@@ -311,6 +314,7 @@ def manifest_in(document: Any, path: Path) -> tuple[Manifest, str]:
         raise CorruptError(f"{path} is damaged: {error}") from error
     for shard in manifest.shards():
         parts = PurePosixPath(shard.file).parts
+        # A manifest may come from anybody, and its shards are opened, written again and named on terminals.
         if ".." in parts or PurePosixPath(shard.file).is_absolute() or not shard.file.isprintable():
             raise CorruptError(f"{path} names a shard outside its folder: {shard.file!r}")
     return manifest, checksum

@@ -30,6 +30,7 @@ from hpcdl.core.errors import UsageError
 Ids = npt.NDArray[np.int64]
 Item = TypeVar("Item")
 _ROUNDS = 6
+# Python's integers have no width, and the constants of splitmix64 are for 64 bits.
 _MASK = (1 << 64) - 1
 
 
@@ -51,6 +52,7 @@ def permuted(positions: Ids, num: int, key: int) -> Ids:
     # The network needs an even number of bits: its range is less than four times `num`, so a few rounds are enough.
     half = max(1, ((num - 1).bit_length() + 1) // 2)
     result = _feistel(positions.astype(np.uint64), half, key)
+    # Cycle walking: the network permutes a power of four, and results beyond `num` go through it again.
     outside = result >= num
     while outside.any():
         result[outside] = _feistel(result[outside], half, key)
@@ -102,6 +104,7 @@ def continues_at(epoch: int, samples: int, *, num_samples: int, global_batch: in
 
     No sample is repeated; the samples omitted at the end of the epoch are fewer than one global batch, as usual.
     """
+    # Counted from the epoch's end, so that the next epoch begins at a multiple of its steps.
     per_epoch, after = num_samples // global_batch, (num_samples - samples) // global_batch
     return (epoch + 1) * per_epoch - after, Shift(epoch=epoch, samples=samples - (per_epoch - after) * global_batch)
 
@@ -160,6 +163,7 @@ class Layout:
     def part(self, share: NodeShare) -> Layout:
         """Return the blocks of a node's share; samples keep their ids."""
         ends = (share.workers_before, share.workers_before + share.num_workers)
+        # Rounded alike on both sides of a border: shares neither overlap nor leave a block out.
         first, stop = (self.num_blocks * end // share.workers_in_all for end in ends)
         return Layout(starts=self.starts[first : stop + 1], window_blocks=self.window_blocks)
 
@@ -183,6 +187,7 @@ class LastTwo(Generic[Item]):
 
     def get(self, number: int, make: Callable[[], Item]) -> Item:
         """Return the item `number`, and make it if it is not cached."""
+        # Held while the item is made: a second thread waits for it and does not make it again.
         with self._lock:
             if number not in self._kept:
                 while len(self._kept) > 1:  # a step may reach from one item into the next: both are needed in turn
@@ -205,6 +210,7 @@ class Epoch:
     def blocks(self) -> Ids:
         """Block numbers in the order of this epoch."""
         num = self.layout.num_blocks
+        # A constant in each key keeps uses of one seed apart: 1 blocks, 2 windows, 3 to 6 synthetic samples.
         return permuted(np.arange(num, dtype=np.int64), num, mixed(self.seed, self.epoch, 1))
 
     @cached_property
@@ -213,6 +219,7 @@ class Epoch:
         lengths = np.diff(self.layout.starts)[self.blocks]
         ends = np.cumsum(lengths)
         last = np.arange(self.layout.window_blocks - 1, len(ends), self.layout.window_blocks)
+        # The last window may hold fewer blocks; unique removes the second entry where it does not.
         window_ends: list[int] = ends[np.unique(np.append(last, len(ends) - 1))].tolist()
         return window_ends
 

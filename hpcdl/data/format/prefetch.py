@@ -27,6 +27,7 @@ def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[A
     """Return an uninitialised C-contiguous array whose first byte is at a multiple of ALIGNMENT."""
     num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     memory = np.empty(num_bytes + ALIGNMENT, np.uint8)
+    # numpy's own arrays may begin at any multiple of 16 bytes.
     first = -memory.ctypes.data % ALIGNMENT
     return np.ndarray(shape, dtype, memory, first)
 
@@ -127,6 +128,7 @@ def _put(ready: queue.Queue[Any], item: Any, stop: threading.Event) -> bool:
 
 def _end(thread: threading.Thread, stop: threading.Event, release: Callable[[], None]) -> None:
     stop.set()
+    # The finalizer may run in the producing thread itself, which cannot wait for itself.
     if thread is not threading.current_thread():
         thread.join(timeout=10)  # first: it reads from what `release` closes
     release()

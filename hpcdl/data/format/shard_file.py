@@ -31,7 +31,7 @@ Array = npt.NDArray[Any]
 _PIECE_BYTES = 2 << 20
 """Size of one read for checksums: holds most blocks whole, while they are still in the core's own cache."""
 _WRITEBACK_BYTES = 8 << 20
-_SYNC_FILE_RANGE_WRITE = 2
+_SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
 
 
 class _Column:
@@ -68,6 +68,7 @@ class NewShard:
     def write_block(self, name: str, first: int, block: Array, sizes: Sequence[int]) -> None:
         """Append a block of a column; `first` is its first sample, `sizes` are the bytes of each sample."""
         if self._chunks:
+            # HDF5 packs the block: its stored bytes, which checksums are of, are known when the file is closed.
             self._chunks.write(first, block)
             return
         column = self._columns[name]
@@ -97,6 +98,7 @@ class NewShard:
                 self._write(column.sample_checksums.data.cast("B"), column.places.sample_checksums)
             if column.places.offsets is not None:
                 self._write(offsets[name].astype("<i8").data.cast("B"), column.places.offsets)
+        # Read from the file, because HDF5 has written parts of the frame itself.
         return frame_checksum(self._descriptor, shard_map(self._path))
 
     def _write(self, content: memoryview, offset: int) -> None:
@@ -113,6 +115,7 @@ def start_writeback(descriptor: int, offset: int, num_bytes: int) -> None:
     """
     with contextlib.suppress(AttributeError, OSError):
         call = ctypes.CDLL(None, use_errno=True).sync_file_range
+        # Without these types ctypes would pass offsets as C int, and cut them at 2 GiB.
         call.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
         call(descriptor, offset, num_bytes, _SYNC_FILE_RANGE_WRITE)
 
@@ -152,6 +155,7 @@ def frame_checksum(descriptor: int, shard: ShardMap) -> str:
     """Return the XXH3-64 of every byte of the file outside the blocks, in order."""
     size = os.fstat(descriptor).st_size
     starts, lengths = shard.block_offsets, shard.block_bytes
+    # Compressed blocks are in the order of HDF5's allocation, and columns one after another.
     order = np.argsort(starts, kind="stable")
     gaps, position = [], 0
     for offset, length in zip(starts[order].tolist(), lengths[order].tolist(), strict=True):
@@ -179,6 +183,7 @@ def faults(folder: Path, entry: ShardEntry, on_bytes: Callable[[int], None] = la
     path = folder / entry.file
     try:
         size = path.stat().st_size
+        # First: HDF5 reports a file that was cut short as a damaged header.
         if size != entry.num_bytes:
             return [f"{entry.file}: {size} bytes, {entry.num_bytes} were written"]
         frame_map = shard_map(path)
@@ -188,6 +193,7 @@ def faults(folder: Path, entry: ShardEntry, on_bytes: Callable[[int], None] = la
     except OSError as error:
         return [f"{entry.file}: cannot be read ({error.strerror})"]
     try:
+        # A failed read is a fault like others, so that the remaining shards are still checked.
         return _compare(descriptor, frame_map, entry, on_bytes)
     except OSError as error:
         return [f"{entry.file}: cannot be read ({error.strerror})"]

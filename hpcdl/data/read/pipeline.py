@@ -147,6 +147,7 @@ def evaluation_batches(
     """
     reader = open_reader(dataset, split)
     own_samples = pass_slice(split.num_samples, worker, num_workers) if firsts is None else range(split.num_samples)
+    # Held-out images stay as they are; mean and deviation are part of what the model was trained on.
     fixed = Augmentation(mean=augment.mean, std=augment.std) if augment and dataset.pictures else _NO_CHANGE
 
     def ids_from(start: int) -> Ids:
@@ -205,6 +206,7 @@ def as_tf_dataset(
     if epochs is None:
         return batches
     remaining = max(0, epochs * stream.steps_per_epoch - start_step)
+    # Stated to TensorFlow: after unbatch or ignore_errors it does not know the number, which Keras shows.
     return batches.take(remaining).apply(tf.data.experimental.assert_cardinality(remaining))
 
 
@@ -216,11 +218,13 @@ def _dataset(
     augment: Augmentation,
     deterministic: bool,
 ) -> Any:
+    # Without an end: epochs follow one another, and the loop decides when to stop.
     steps = tf.data.Dataset.range(start_step, np.iinfo(np.int64).max)
     size = stream.share.batch_size
     changes = dataset.pictures and not augment.changes_nothing
     samples = _Samples(dataset, stream.reader, stream.batch, stream.ids)
     together = min(_TOGETHER_BYTES // _num_bytes(dataset, size), _MOST_TOGETHER)
+    # Augmentation and preprocessing take a seed for each step, so their batches come one by one.
     if together > 1 and not changes and dataset.preprocess is None and not dataset.keeps_bytes:
         return _read_together(samples, steps, together, size).with_options(_options(deterministic))
     batches = _stored(samples, steps, size, size)
@@ -252,6 +256,7 @@ def _read_together(samples: _Samples, steps: Any, num_batches: int, batch_size: 
                 buffer[batch_number] = values
         return buffers
 
+    # Nothing is dropped from endless steps; the remainder's shape would not be static.
     batches = _batches(samples.dataset, read, steps.batch(num_batches, drop_remainder=True), lead)
     return batches.prefetch(1).unbatch()
 
@@ -341,19 +346,23 @@ class _Files:
             self._failed.append(error)
             count = batch_size + 1
             return np.array([b""] * count, object), np.zeros(count, np.int64), np.full(count, -1)
+        # -1 minus, not minus: a step without files must not look like row 0.
         rows = np.append(np.arange(len(files)), -1 - len(files))
         return np.array([*files, b""], object), np.append(labels, 0), rows
 
     def refuse(self, steps: Any, decode: Callable[[Any], Any]) -> Any:
         """Raise the reason why images of `steps` are missing: CorruptError with shard and sample of the first."""
         if self._failed:
+            # The first, from which others may follow.
             raise self._failed[0]
         reader, images = self._samples.reader, self._samples.dataset.inputs[0]
         assert isinstance(reader, SplitReader)
+        # A dropped image shifts the rows behind it: a batch may hold rows of two steps.
         for sample in np.concatenate([self._samples.ids(step) for step in np.unique(steps).tolist()]).tolist():
             try:
                 decode(tf.constant(reader.read(images, np.array([sample]))[0]))
             except tf.errors.OpError as error:
+                # Without the names of graph nodes that TensorFlow puts around its reason.
                 name, why = reader.describe(sample), (error.message or "").partition(" [")[0].rpartition("}} ")[2]
                 raise CorruptError(
                     f"{name} is damaged: its picture does not decode ({why}); "
@@ -371,6 +380,7 @@ def _decoded(dataset: Dataset, files: _Files, steps: Any, batch_size: int, lengt
     `batch_size` + 1 steps at most, however many images are damaged.
     """
     decode = _decoder(dataset)
+    # The file that ends each step has no pixels, and tf.cond needs both sides of one type.
     nothing = tf.zeros(dataset.sample_shape, tf.as_dtype(dataset.dtype))
 
     def read(step: Any) -> Any:
@@ -401,8 +411,10 @@ def _decoded(dataset: Dataset, files: _Files, steps: Any, batch_size: int, lengt
         labels.set_shape((length,))
         return images[:-1], labels
 
+    # Those that this rank is bound to, not all of the node.
     cpus = len(os.sched_getaffinity(0))
     samples = steps.map(_as_written(load)).unbatch()
+    # In order whatever --deterministic says: a gap in the rows is what tells of a dropped image.
     samples = samples.map(_as_written(one), num_parallel_calls=cpus, deterministic=True).ignore_errors()
     return samples.batch(batch_size + 1, drop_remainder=length is not None).map(_as_written(whole))
 
@@ -431,6 +443,7 @@ def _batches(dataset: Dataset, read: Callable[[Any], Any], steps: Any, lead: tup
     def load(step: Any) -> tuple[Any, Any]:
         tensors = tf.numpy_function(carried(read), [step], kinds)
         for value, field in zip(tensors, fields, strict=True):
+            # numpy_function loses shapes, which Keras needs to build a model.
             value.set_shape((*lead, *field.shape))
         values = {field.name: _scaled(value, field) for value, field in zip(tensors, fields, strict=True)}
         return _structured(values, dataset.inputs), _structured(values, dataset.targets)
@@ -516,13 +529,16 @@ def _augmented(images: Any, augment: Augmentation, step: Any, rows: _Rows) -> An
         images = tf.where(drawn(0, 1)[:, :, None, None] < 0.5, images[:, :, ::-1], images)
     if augment.crop_padding:
         pad = augment.crop_padding
+        # Drawn numbers are below 1: shifts are 0 to 2 pad.
         shift = tf.cast(drawn(1, 2) * (2 * pad + 1), tf.int32)
         padded = tf.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
         padded = tf.gather(padded, shift[:, :1] + tf.range(height), axis=1, batch_dims=1)
         images = tf.gather(padded, shift[:, 1:] + tf.range(width), axis=2, batch_dims=1)
     if augment.min_area:
+        # The same draw as for padding: the two exclude each other.
         images = _random_parts(images, augment.min_area, drawn(1, 4))
     if augment.mean:
+        # Mean and std are given for pixels in 0..1, whatever their type.
         scale = 255.0 if images.dtype == tf.uint8 else 1.0
         images = (tf.cast(images, tf.float32) / scale - tf.constant(augment.mean)) / tf.constant(augment.std)
     return images
@@ -538,6 +554,7 @@ def _random_parts(images: Any, min_area: float, drawn: Any) -> Any:
     """
     height, width = images.shape[1], images.shape[2]
     area = height * width * (min_area + (1 - min_area) * drawn[:, 0])
+    # Uniform in the logarithm, so that wide and tall parts are equally likely.
     ratio = tf.exp((2 * drawn[:, 1] - 1) * float(np.log(_WIDEST)))
     part_width = tf.clip_by_value(tf.round(tf.sqrt(area * ratio)), 1, width)
     part_height = tf.clip_by_value(tf.round(tf.sqrt(area / ratio)), 1, height)

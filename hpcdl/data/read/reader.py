@@ -27,6 +27,7 @@ from hpcdl.data.format.shard_file import block_checksum, frame_checksum
 
 Array = npt.NDArray[Any]
 Values = Array | list[Array] | list[bytes]
+# Part of the order of samples: another size would give other batches, and resumed runs other results.
 WINDOW_BYTES = 64 * 1024**2
 # Linux's limit for one preadv (IOV_MAX).
 _MOST_VIEWS = 1024
@@ -57,6 +58,7 @@ def _read(file: OpenFile, views: list[memoryview], offset: int, path: Path) -> i
     try:
         return os.preadv(file.descriptor, views, offset)
     except OSError as error:
+        # No CorruptError: the storage fails, and writing the shard again would not help.
         raise HpcdlError(f"cannot read {path} at byte {offset}: {error.strerror}") from error
 
 
@@ -81,11 +83,13 @@ class OpenShard:
         self._operations = operations
         self.map: ShardMap = shard_map(path)
         self._operations.add(**_OF_HDF5)
+        # Only bytes are read from the copy: it has no name by which HDF5 could open it.
         self._source = copy or path
         self._verified = verified
         self._opening = threading.Lock()
         self._file: OpenFile | None = None
         self._chunks: ChunkReader | None = None
+        # Ids count samples by the manifest: a shard with more or fewer would shift all behind it.
         if self.map.num_samples != entry.num_samples:
             raise CorruptError(f"shard {path} does not hold as many samples as the manifest says")
         if verified and self._frame_checksum() != entry.frame_checksum:
@@ -182,6 +186,7 @@ class OpenShard:
         if column.offsets is None:
             raise CorruptError(f"shard {self.map.path} holds no offsets of {name}{_REMEDY}")
         begin, end = column.offsets[index : index + 2].tolist()
+        # Without verification offsets may hold anything, and the next line makes room by them.
         if not 0 <= begin <= end <= column.offsets[-1]:
             raise self._damaged(index // self.map.block_samples)
         content = bytearray(end - begin)
@@ -194,6 +199,7 @@ class OpenShard:
     def close(self) -> None:
         """Close the file once no thread reads from it."""
         with self._opening:
+            # Only dropped: a thread that still reads holds its own reference, and the last one closes the file.
             self._file = self._chunks = None
 
     def _decompress(self, first: int, out: Array) -> None:
@@ -220,6 +226,7 @@ class OpenShard:
         offset = self.column(name).sample_checksums_offset
         numbers = None
         if offset is not None:
+            # Read when first asked for: whoever reads whole blocks never needs them.
             numbers = np.empty(self.map.num_samples, "<u8")
             read_exactly(self.file, numbers.data.cast("B"), offset, self.map.path)
         self._sample_checksums[name] = numbers
@@ -234,6 +241,7 @@ class OpenShard:
         """Check a block's stored bytes against its checksum."""
         if not self._verified:
             return
+        # The reference keeps the file open, if another thread closes the shard meanwhile.
         column, file = self.column(name), self.file
         if block_checksum(file.descriptor, column, block) != column.checksums[block]:
             raise self._damaged(block)
@@ -312,6 +320,7 @@ class SplitReader:
         self._open[number] = None
         self._open.move_to_end(number)
         if len(self._open) > self._most_open:
+            # The object stays: its labels are needed all the time, its file only for a while.
             self._shards[self._open.popitem(last=False)[0]].close()
         return open_shard
 
@@ -350,6 +359,7 @@ class SplitReader:
 
     def _resident(self, number: int, name: str) -> Array:
         """Return a resident field of a whole shard, which needs no open file."""
+        # Labels of a closed shard are in memory; asking for the shard would open it and close another.
         shard = self._shards.get(number) or self.shard(number)
         if name not in shard.residents:
             raise CorruptError(f"shard {shard.map.path} holds no {name}, which the manifest lists{_REMEDY}")
@@ -437,6 +447,7 @@ class SyntheticReader:
         if dataset.synthetic is None:
             raise TypeError("not a synthetic data set")
         images = SyntheticImages(dataset.synthetic, seed=dataset.seed)
+        # Fixed, as WINDOW_BYTES is: these sizes are part of the order of samples.
         layout = Layout.uniform(dataset.synthetic.num_samples, 64, 64)
         self.layout = layout.part(share) if share else layout
         self.fields = dataset.fields

@@ -44,7 +44,6 @@ def staged(
     dataset: Dataset,
     base: Path,
     communicator: Communicator | None = None,
-    on_bytes: Callable[[int], None] = lambda _: None,
     *,
     held_out: range | None = None,
     passed_on: bool = True,
@@ -72,14 +71,16 @@ def staged(
                 _check_space(folder, wanted.own)
             except HpcdlError as error:
                 problem = error
+        # Before the copying, so that no node copies for hours beside one that has no room.
         _agree(communicator, path, problem)
         with _leaders(communicator if passed_on else None, wanted) as leaders:
             if wanted.leads:
                 try:
-                    _copy(dataset, Path(path), wanted, leaders, on_bytes)
+                    _copy(dataset, Path(path), wanted, leaders)
                 except HpcdlError as error:
                     problem = error
             folder_of_node = _agree(communicator, path, problem)
+        # From here on every node has all of its copies, each compared with its checksums.
         log(wanted.summary(passed_on=passed_on))
         yield dataclasses.replace(dataset, folder=folder_of_node)
         if communicator is not None:
@@ -121,6 +122,7 @@ def _wanted(dataset: Dataset, communicator: Communicator | None, held_out: range
     if evaluation and evaluation.entry and evaluation.name != train.name:
         reader = SplitReader(dataset.folder, dataset, evaluation)
         numbers = reader.shard_numbers if held_out is None else reader.shards_of(held_out)
+        # Held-out shards are numbered behind the training shards.
         needed[1] = range(len(shards) + numbers.start, len(shards) + numbers.stop) if numbers else range(0)
         shards += evaluation.entry.shards
     request = [host, *((part.start, part.stop) for part in needed)]
@@ -170,6 +172,7 @@ def _leaders(communicator: Communicator | None, wanted: _Wanted) -> Iterator[Com
     if communicator is None or len(wanted.by_node) == 1:
         yield None
         return
+    # A split is collective: ranks that do not lead form a part that is not used.
     part = communicator.split(0 if wanted.leads else 1)
     yield part if wanted.leads else None
     part.free()  # collective: not called if an error ends the job
@@ -187,6 +190,7 @@ def _agree(communicator: Communicator | None, path: str, problem: HpcdlError | N
         "problem": str(problem or ""),
         "exit_code": getattr(problem, "exit_code", 0),
     }
+    # A rank with a problem takes part first: the others wait in this exchange.
     answers = communicator.allgather_json(message)
     if problem is not None:
         raise problem
@@ -203,7 +207,9 @@ def _private_folder(base: Path) -> Iterator[Path]:
     if base.is_symlink() or not base.is_dir() or not os.access(base, os.W_OK | os.X_OK):
         raise UsageError(f"cannot stage to {base}: it must be a folder of this node, no link, that you may write to")
     prefix = f"hpcdl-{getpass.getuser()}-"
+    # Before the space is checked: what a killed job left may be all that is missing.
     _remove_abandoned(base, prefix)
+    # For a person who looks into the folder; the lock, not this name, says whether it is in use.
     job = os.environ.get("SLURM_JOB_ID") or os.environ.get("PBS_JOBID") or f"pid{os.getpid()}"
     folder, lock = _locked_folder(base, f"{prefix}{job}-")
 
@@ -266,20 +272,18 @@ def _check_space(folder: Path, shards: Sequence[ShardEntry]) -> None:
         )
 
 
-def _copy(
-    dataset: Dataset, folder: Path, wanted: _Wanted, leaders: Communicator | None, on_bytes: Callable[[int], None]
-) -> None:
+def _copy(dataset: Dataset, folder: Path, wanted: _Wanted, leaders: Communicator | None) -> None:
     """Copy this node's shards into `folder` and check them; `leaders` pass on the shards that all of them need."""
     assert dataset.folder is not None
     passed_on = wanted.common if leaders is not None else ()
-    if leaders is not None and not _pass_on(dataset.folder, folder, passed_on, leaders, on_bytes):
+    if leaders is not None and not _pass_on(dataset.folder, folder, passed_on, leaders):
         return  # another node's problem is reported on every rank
     copied = {shard.file for shard in passed_on}
     for shard in wanted.own:
         if shard.file not in copied:
             _copy_shard(dataset.folder, folder, shard)
-            on_bytes(shard.num_bytes)
     for shard in wanted.own:
+        # Read back from this node's storage, which may fail after the bytes arrived intact.
         wrong = faults(folder, shard)
         if wrong:
             source = dataset.folder
@@ -304,9 +308,7 @@ def _copy_errors(shard: ShardEntry, target: Path) -> Iterator[None]:
         raise HpcdlError(f"cannot copy {shard.file} to {target.parent}: {error.strerror}") from error
 
 
-def _pass_on(
-    source: Path, target: Path, shards: Sequence[ShardEntry], leaders: Communicator, on_bytes: Callable[[int], None]
-) -> bool:
+def _pass_on(source: Path, target: Path, shards: Sequence[ShardEntry], leaders: Communicator) -> bool:
     """Copy `shards` to all nodes: each leader reads its part and broadcasts it in pieces; return whether all succeeded.
 
     All leaders read at once, and each byte is read once. A leader with a problem continues to the end with the others,
@@ -327,14 +329,15 @@ def _pass_on(
         for root, (offered, length) in enumerate(offers):
             if offered < 0:
                 continue
+            # Without a copy: a piece is written before the next one is read into its buffer.
             content = piece if root == leaders.rank else incoming[:length]
             leaders.broadcast(content, root)
             try:
                 _append(content, target, shards[offered])
-                on_bytes(length)
             except HpcdlError as error:
                 problem = problem or error
     if problem is not None:
+        # The others are in the exchange below, and learn from it that not all succeeded.
         leaders.allgather_json(False)
         raise problem
     return all(leaders.allgather_json(True))
@@ -356,6 +359,7 @@ def _append(content: npt.NDArray[np.uint8], target: Path, shard: ShardEntry) -> 
     with _copy_errors(shard, target):
         copy = target / shard.file
         copy.parent.mkdir(exist_ok=True)
+        # Pieces of a shard come in order, from one leader.
         with copy.open("ab") as out:
             out.write(content.data)
 
@@ -393,6 +397,7 @@ def _allow_open_files(wanted: int) -> None:
 def _copied(path: Path) -> Path:
     """Copy `path` into memory; return the path by which this process opens the copy."""
     try:
+        # Closed by the end of the process alone: the copy exists as long as this descriptor.
         descriptor = os.memfd_create(path.name, os.MFD_CLOEXEC)
     except OSError as error:
         raise _refused(path, error) from error

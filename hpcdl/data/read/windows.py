@@ -106,6 +106,7 @@ class GatheredWindows:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="hpcdl-windows")
         self._under_way: OrderedDict[tuple[int, int], Future[Array]] = OrderedDict()
         self._batches = BufferPool((share.batch_size, *reader.sample_shape), reader.dtype)
+        # Buffers of one size, that of the longest window, can be used again for all.
         longest = reader.layout.window_blocks * int(np.diff(reader.layout.starts).max(initial=1))
         self._windows = BufferPool((min(longest, reader.layout.num_samples), *reader.sample_shape), reader.dtype)
 
@@ -119,6 +120,7 @@ class GatheredWindows:
             # With mode="raise" numpy fills a buffer first and copies it to `out`.
             np.take(samples, indices, axis=0, out=gathered[row : row + len(indices)], mode="clip")
             row += len(indices)
+            # Read ahead while this step trains.
             self._start(*self._following(epoch, window))
         return gathered
 
@@ -133,6 +135,7 @@ class GatheredWindows:
     def _start(self, epoch: Epoch, window: int) -> Future[Array]:
         key = (epoch.epoch, window)
         if key not in self._under_way:
+            # A step may need the end of one window and the start of the next: two are kept.
             while len(self._under_way) > 1:
                 self._under_way.popitem(last=False)  # frees the buffer of the oldest window for the next one
             self._under_way[key] = self._pool.submit(self._read, epoch, window)
@@ -169,6 +172,7 @@ class ScatteredWindows:
         self._start(*self._following(step, epoch, last))  # before the wait, so that the reading thread is never idle
         for window in windows:
             window.result()
+        # Earlier windows have given this worker all of their samples.
         for key in [key for key in self._under_way if key < (number, first)]:
             del self._under_way[key]
         return self._batches.pop(step)
@@ -194,6 +198,7 @@ class ScatteredWindows:
         share = self._share
         within = (end - share.shift.of(epoch.epoch)) // share.global_batch
         later = epoch.epoch * share.steps_per_epoch + within
+        # A window may end within a step, before or after this worker's rows: the next step is looked at too.
         for candidate in range(max(step, later), max(step, later) + 2):
             number, start, stop = share.positions(candidate)
             if number != epoch.epoch:
@@ -246,6 +251,7 @@ class ScatteredWindows:
         is_own = (rows >= 0) & (rows < share.batch_size) & of_epoch & (steps >= self._first)
         order = epoch.window_order(window)
         target_steps, target_rows = np.full(last - first, -1, np.int64), np.zeros(last - first, np.int64)
+        # `order` holds, for each element of the sequence, its place in the stored blocks.
         target_steps[order[is_own]], target_rows[order[is_own]] = steps[is_own], rows[is_own]
         return target_steps, target_rows
 
@@ -284,6 +290,7 @@ class TrainingStream:
         self.reader, self.worker = reader, worker
         self.global_batch = global_batch or batch_size * num_workers
         self.rows = pass_slice(self.global_batch, worker, num_workers)
+        # With a node's share, a step takes its node's samples from that share alone.
         own_rows = pass_slice(batch_size * node.num_workers, node.worker, node.num_workers) if node else self.rows
         samples = batch_size * node.num_workers if node else self.global_batch
         self.share = Share(
@@ -321,11 +328,13 @@ class TrainingStream:
         epoch = self.epochs.get(number)
 
         def of_window(window: int) -> Array:
+            # One number for window and epoch: a step at the end of an epoch reads from both.
             key = number * epoch.num_windows + window
             blocks = epoch.window_blocks(window).tolist()
             return self._residents[name].get(key, lambda: reader.resident_of_blocks(name, blocks))
 
         pieces = [of_window(window)[indices] for window, indices in epoch.positions(start, stop)]
+        # Each shard keeps class numbers in the smallest type that holds them; a batch has the field's type.
         return np.concatenate(pieces, dtype=dtype)
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ MOST_MEASURED = 256
 MOST_DRAWN = 12
 _STREAM = 32
 """Part of the key, with the data's seed, that selects the samples to inspect."""
-_FOLD = np.uint64(0x100000001B3)
+_FOLD = np.uint64(0x100000001B3)  # the prime of FNV-1a for 64 bits
 _MANY = 64
 """Numbers along one axis from which on two samples are not alike by chance."""
 _MOST_COMPARED = 1 << 24
@@ -101,6 +101,7 @@ def look(folder: Path) -> Overview:
         reader = SplitReader(folder, dataset, split)
         try:
             count = min(MOST_MEASURED, split.num_samples)
+            # The beginning of a permutation: a random choice without repeats.
             ids = permuted(np.arange(count, dtype=np.int64), split.num_samples, mixed(seed, _STREAM))
             values = {field.name: _read(reader, field, ids) for field in dataset.fields}
             numbers = [field for field in dataset.fields if field.kind not in ("class", "text")]
@@ -167,6 +168,7 @@ def _with_two_classes(dataset: Dataset, keys: Mapping[str, Array]) -> list[str]:
         return []
     labels = [_labels(dataset, dataset.splits[name]) for name in keys]
     key, label = np.concatenate([*keys.values()]), np.concatenate(labels)
+    # Stable: of samples with one key the first in the data comes first, and is the one that is named.
     order = np.argsort(key, kind="stable")
     same = key[order][1:] == key[order][:-1]
     odd = np.flatnonzero(same & (label[order][1:] != label[order][:-1]))
@@ -239,6 +241,7 @@ def _read(reader: SplitReader, field: Field, ids: npt.NDArray[np.int64]) -> list
 def _range(field: Field, split: str, values: Sequence[Array]) -> ValueRange:
     flat = np.concatenate([np.asarray(value).reshape(-1).astype(np.float64) for value in values])
     finite = flat[np.isfinite(flat)]
+    # numpy raises for the least of no values.
     some = finite if len(finite) else np.array([np.nan])
     return ValueRange(
         field=field.name,
@@ -351,12 +354,12 @@ class Verification:
     num_decoded: int = 0
 
 
-def inspect(folder: Path, mounts: Path | None = None) -> Inspection:
+def inspect(folder: Path) -> Inspection:
     """Describe a data folder. Raises UsageError if it is none, CorruptError if manifest or shard sizes are wrong."""
     dataset = open_dataset(str(folder))
     manifest = dataset.manifest
     assert manifest is not None
-    file_system = file_system_of(folder, mounts) if mounts else file_system_of(folder)
+    file_system = file_system_of(folder)
     stripes = None
     if file_system.is_lustre and shutil.which("lfs"):
         stripes = stripes_of(folder / manifest.shards()[0].file)
@@ -390,9 +393,7 @@ def _unknown_shards(folder: Path, manifest: Manifest) -> list[str]:
     return sorted(name for name in names if name not in known_files)
 
 
-def verify(
-    folder: Path, *, on_bytes: Callable[[int], None] = lambda _: None, threads: int | None = None
-) -> Verification:
+def verify(folder: Path, *, on_bytes: Callable[[int], None] = lambda _: None) -> Verification:
     """Read every byte of every shard in parallel and compare checksums; `on_bytes` gets the size of each part checked.
 
     Encoded images of shards with the right checksums are decoded as well.
@@ -403,9 +404,10 @@ def verify(
 
     def on_bytes_safely(count: int) -> None:
         with lock:
+            # `on_bytes` is called by all threads at once.
             on_bytes(count)
 
-    with ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         faults_of_shards = list(pool.map(lambda entry: faults(folder, entry, on_bytes_safely), shards))
         sound = [entry for entry, several in zip(shards, faults_of_shards, strict=True) if not several]
         decoded = sound if manifest.encoding == "encoded" else []
@@ -426,6 +428,7 @@ def _undecodable(
 ) -> list[str]:
     """List the images of an encoded shard that do not decode, and why; `on_bytes` gets the size of each image."""
     problems = []
+    # Every byte was compared with its checksum a moment ago.
     shard = OpenShard(folder / entry.file, entry, operations=FileOperationsCounter(), verified=False)
     try:
         labels = shard.residents[LABELS]

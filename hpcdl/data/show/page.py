@@ -206,6 +206,7 @@ def _masked(picture: Array, mask: Array) -> Array:
     grey = _scaled(picture)
     grey = grey.mean(2).astype(np.uint8) if grey.ndim == 3 else grey
     colored = np.repeat(grey[:, :, np.newaxis], 3, 2).astype(np.float64)
+    # 0 is the background: it has no colour, and class 1 has the first one.
     numbers = mask.reshape(mask.shape[:2]).astype(np.int64)
     colors = np.array([channels(color.dark) for color in CURVES])[(numbers - 1) % len(CURVES)]
     return np.where((numbers != 0)[:, :, np.newaxis], 0.4 * colored + 0.6 * colors, colored).astype(np.uint8)
@@ -223,6 +224,7 @@ def _image(pixels: Array, label: str) -> str:
 def _curves(array: Array, label: str) -> str:
     """Draw a line for each feature of a series (time first), or a single line."""
     series = array.reshape(len(array), -1).astype(np.float64)
+    # Time is the longer axis: such a series has its features first.
     if series.shape[1] > _MOST_CURVES and len(series) <= _MOST_CURVES:
         series = series.T
     series = series[:: math.ceil(len(series) / _MOST_POINTS), :_MOST_CURVES]

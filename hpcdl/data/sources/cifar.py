@@ -220,6 +220,7 @@ def load_plain(path: Path) -> dict[bytes, Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # numpy's warnings about old pickles
+            # Python 2 wrote these files: its strings are the bytes of pixels, and no text.
             document = _PlainUnpickler(content, encoding="bytes").load()
     except Exception as error:
         reason = " ".join(str(error).split())[:200]

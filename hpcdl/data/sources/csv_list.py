@@ -46,6 +46,7 @@ _LABELS = (
 )  # fmt: skip
 _SPLITS = ("split", "set", "subset", "partition", "usage", "dataset", "phase")
 _BATCH = 4096
+# Numbers of 18 digits fit int64, those of 19 not all.
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _FILE = re.compile(r".*\.[A-Za-z][A-Za-z0-9]{1,5}|.*/.+", re.DOTALL)
 _DATE = re.compile(r"[0-9 .:/-]+|#?n/a|#div/0!", re.IGNORECASE)
@@ -161,6 +162,7 @@ class CsvSource:
             try:
                 stat = os.stat(path)  # noqa: PTH116
             except (OSError, ValueError) as error:  # ValueError: a zero byte
+                # Others, such as a missing permission, concern more than one file.
                 if isinstance(error, FileNotFoundError) and not self._spec.checks:
                     self._missing[name] = None
                     continue
@@ -171,6 +173,7 @@ class CsvSource:
                 check_magic(os.fsdecode(path), name)
                 checked += 1
             entries = batch.setdefault(split, [])
+            # The number of the line goes into the row's `file`: a quantity is found by it.
             entries.append((count, label, (os.fsencode(name), stat)))
             if count % _BATCH == _BATCH - 1:
                 _add(index, batch)
@@ -211,6 +214,7 @@ class CsvSource:
                 f"{self._table}: {what} holds whole numbers written as {shown(min(different))}: classes or quantities? "
                 "Give --target-kind class or --target-kind regression"
             )
+        # Codes such as 0412 are classes, however far apart their numbers are.
         padded = any(label.lstrip("+-").startswith("0") and len(label) > 1 for label in different)
         if odd is None and not padded and sparse(map(int, different)):
             raise SourceError(
@@ -255,6 +259,7 @@ class CsvSource:
 
     def _remarks_on_repeats(self, columns: _Columns) -> list[str]:
         """Return remarks on files listed more than once; SourceError if their labels differ."""
+        # 8 bytes for each name; only names that seem to repeat are kept and compared below.
         keys = np.array([xxhash.xxh3_64_intdigest(os.fsencode(name)) for name, *_ in self._lines(columns)], np.uint64)
         often, counts = np.unique(keys, return_counts=True)
         repeated = set(often[counts > 1].tolist())
@@ -436,6 +441,7 @@ def _is_file(field: str) -> bool:
         and _DATE.fullmatch(text) is None
         and " - " not in text
         and _FILE.fullmatch(text) is not None
+        # No path is longer (PATH_MAX): a text with a slash may be.
         and len(text) < 4096
     )
 

@@ -110,6 +110,7 @@ class Hdf5Source(FieldSource):
             self.named.update(file.shapes())
             unused = [name for name in file.shapes() if name not in (image_name, label_name)]
             remarks |= dict.fromkeys(remarks_on_unused(unused, self._spec))
+            # Called .npy because the work folder knows such names for its own (write/target.py).
             stored = file.unpacked(image_name, self._work / f"{len(listed)}.npy")
             kept = f"{'nchw' if first else 'nhwc'}:{image_name}:{stored}"
             kind = (sample_shape, stored_dtype(dtype, where))

@@ -17,6 +17,7 @@ from hpcdl.data.sources.base.flat import ArrayFiles, FlatFiles, checked_labels
 from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec
 
 _PREFIXES = {"train": "train", "t10k": "test", "test": "test"}
+# Two zero bytes, the type (08: unsigned bytes) and the number of axes; all numbers are big-endian.
 _IMAGES, _LABELS = 0x0803, 0x0801
 _HEADER = {_IMAGES: 16, _LABELS: 8}
 _MNIST_CLASSES = 10
@@ -87,6 +88,7 @@ class IdxSource:
 
 def _find(folder: Path, prefix: str, what: str) -> Path | None:
     kind = "idx3" if what == "images" else "idx1"
+    # Some copies of the files are called train-images.idx3-ubyte, with a dot.
     names = [f"{prefix}-{what}{mark}{kind}-ubyte{suffix}" for mark in ("-", ".") for suffix in ("", ".gz")]
     plain = next((folder / name for name in names if (folder / name).is_file()), None)
     if plain is not None or not folder.is_dir():

@@ -144,6 +144,7 @@ class WholeFiles:
                         f"{format_bytes(MOST_SAMPLE_BYTES)}"
                     )
                 if len(self._buffer) < size:
+                    # Twice the size, so that files a little larger do not each need a new buffer.
                     self._buffer = memoryview(bytearray(min(2 * size, max(size, _SPARE_BYTES))))
                 count = os.readv(file.fileno(), [self._buffer[:size]]) if size else 0
         except FileNotFoundError as error:
@@ -154,6 +155,7 @@ class WholeFiles:
 
 
 def _portable(name: str) -> str:
+    # The job is stored as JSON, which cannot hold names that are not UTF-8.
     return name.encode("utf-8", "surrogateescape").hex()
 
 

@@ -134,6 +134,7 @@ class NumpySource(FieldSource):
             values = np.asarray(labels.values()).reshape(-1)
             ask_of_labels(label_name, values, self._spec.target_kind, f"{self._location}: {label_name}")
             shape, first = channels_last(images.shape[1:], self._axes, where)
+            # The path comes last, because it may hold colons itself.
             kept = f"{images.offset}:{images.dtype.str}:{'nchw' if first else 'nhwc'}:{images.path}"
             kind = (shape, stored_dtype(images.dtype, where))
             listed.add(split if own_split == UNSPLIT else own_split, numbers, kind, kept, images.path)
@@ -341,7 +342,10 @@ class NumpySource(FieldSource):
             member = archive.getinfo(name)
             if member.compress_type == zipfile.ZIP_STORED:
                 with self._location.open("rb") as file:
+                    # A damaged directory may state a position before the file.
                     file.seek(max(0, member.header_offset) + 26)
+                    # Name and extra field of the local header; the directory's may have other lengths (APPNOTE.TXT,
+                    # section 4.3.7).
                     lengths = struct.unpack("<HH", file.read(4).ljust(4, b"\0"))
                 return self._rows_first(
                     name.removesuffix(".npy"),
@@ -406,6 +410,7 @@ def _placed(path: Path, offset: int, shown: str) -> tuple[PlacedArray, bool]:
         file.seek(offset)
         try:
             version = np.lib.format.read_magic(file)
+            # Version 3 differs from 2 in how names within records are encoded, and records are refused later.
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # warnings about arrays saved by Python 2

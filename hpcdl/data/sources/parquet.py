@@ -26,6 +26,7 @@ from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts
 from hpcdl.data.sources.base.splits import SPLIT_WORDS, leaves_out_split
 
 _SUFFIXES = (".parquet", ".pq")
+# pandas writes the index of a table as such a column, which is no data.
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 _LOOKED_INTO = 256
 _CHUNK_BYTES, _MOST_ROWS = 8 << 20, 1 << 16
@@ -43,6 +44,7 @@ class _Table:
         self._source, self._paths, self._words = source, paths, words
         with source.understood(paths[0]):
             schema = self._file(paths[0]).schema_arrow
+        # Columns are asked for by name, which would mean either of the two.
         twice = next((name for name in schema.names if schema.names.count(name) > 1), None)
         if twice is not None:
             raise SourceError(f"{paths[0]} has two columns called {shown(twice)}; rename one")
@@ -52,6 +54,7 @@ class _Table:
             if not other.equals(schema):
                 odd = next((field.name for field in other if field not in schema), "their order")
                 raise SourceError(f"{path} has other columns, or types, than {paths[0].name} ({shown(odd)})")
+        # Within one split the column that divides the rows says nothing more.
         fields = [field.with_type(_read_as(field.type)) for field in schema if not (words and field.name == "split")]
         self.schema = _pyarrow()[0].schema(fields, schema.metadata)
 
@@ -89,9 +92,11 @@ class _Table:
         """Yield the image files of a column; None for a missing one."""
         for chunk in self.chunks(name):
             for value in chunk.to_pylist():
+                # Hugging Face stores an image as a struct of its bytes and its path.
                 yield value["bytes"] if isinstance(value, dict) else value
 
     def _file(self, path: Path) -> Any:
+        # pre_buffer would read a row group's whole column ahead, whatever the buffer's size.
         return _pyarrow()[1].ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False)
 
 
@@ -101,6 +106,7 @@ def _row_bytes(metadata: Any, name: str) -> int:
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         columns = (group.column(at) for at in range(group.num_columns))
+        # A nested column is stored leaf by leaf (image.bytes, image.path); the dot keeps image2 apart.
         total_bytes += sum(
             column.total_uncompressed_size for column in columns if f"{column.path_in_schema}.".startswith(f"{name}.")
         )
@@ -164,6 +170,7 @@ class ParquetSource(ColumnSource):
                     f"{self._location}: the files of {split} have other columns ({shown(odd[0])}); make them alike, or "
                     f"give --leave-out with a split, such as test"
                 )
+        # Files that are named after splits have settled it already.
         if list(tables) == [UNSPLIT] and "split" in first.names:
             tables = self._by_column(first)
         image = self._image_column(first)
@@ -223,6 +230,7 @@ class ParquetSource(ColumnSource):
     def _numbers(self, table: _Table, name: str) -> PlacedArray:
         """Return a column of numbers; integers with missing values (null) become float64 with NaN."""
         floats = _pyarrow()[0].types.is_floating(table.schema.field(name).type)
+        # Floats need no other type for a missing value, which is NaN there.
         holes = not floats and any(chunk.null_count for chunk in table.chunks(name))
 
         def values() -> Iterator[Array]:
@@ -273,6 +281,7 @@ class ParquetSource(ColumnSource):
     def _first_image(self, table: _Table, name: str) -> bool:
         """Return whether the first values of a column include an image file."""
         contents = itertools.islice(table.contents(name), _LOOKED_INTO)
+        # The first rows may have no value (null).
         return any(content is not None and is_image_head(content[:16]) for content in contents)
 
     def _gathered(self, name: str, *, fixed: bool = False) -> GatheredArray:
@@ -295,6 +304,7 @@ class ParquetSource(ColumnSource):
 
         def values() -> Iterator[Array]:
             for chunk in table.chunks(name):
+                # Lengths come beside the values, in the same pass: the files are read once.
                 outer.append(chunk.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64))
                 flat = chunk.flatten()
                 for lengths in inner:
@@ -343,6 +353,7 @@ class ParquetSource(ColumnSource):
                 "--target"
             )
         schema = next(iter(tables.values())).schema
+        # CIFAR-100 of Hugging Face has a coarse and a fine label.
         label = self._spec.label_field or next(
             (name for name in (*TARGET_NAMES, "fine_label") if name in schema.names), None
         )
@@ -381,6 +392,7 @@ def _read_as(kind: Any) -> Any:
     kind = kind.value_type if arrow.types.is_dictionary(kind) else kind
     if arrow.types.is_fixed_size_binary(kind):
         return arrow.large_binary()
+    # By name, because not every supported pyarrow has predicates for views.
     if str(kind).startswith(("list_view<", "large_list_view<")):
         return arrow.large_list(kind.value_type)
     views = {"string_view": arrow.large_string(), "binary_view": arrow.large_binary()}

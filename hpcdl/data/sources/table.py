@@ -36,6 +36,7 @@ _MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 _VALUES = 1 << 18
 """The most values held in memory at once, 60 bytes each or more."""
 _SPACE = re.compile(r"[^\S\n]")
+# int64 holds every number of 18 digits, and not all of 19.
 _NOT_WHOLE = re.compile(r"^(?![+-]?[0-9]{1,18}$)", re.MULTILINE)
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _ZEROS = re.compile(r"^0[0-9]+$", re.MULTILINE)
@@ -279,6 +280,7 @@ class TableSource(ColumnSource):
         with open_regular(path) as file:
             try:
                 for number, fields in enumerate(csv.reader(text_lines(file), delimiter=delimiter(path)), 1):
+                    # Bytes that are not UTF-8 arrive as surrogates, which do not encode.
                     "".join(fields).encode()
                     if fields:
                         yield number, fields
@@ -314,11 +316,13 @@ class _Column:
 
     def take(self, column: Sequence[str], split: str) -> None:
         """Append values of a split."""
+        # Nothing about such a column can change any more.
         if self.kind == "text" and not self.numbers and self.present:
             return
         values, lines = _as_lines(column)
         numbers = self._numbers(values, lines)
         if numbers is None:
+            # What the text is like decides which question the user gets.
             self._look_at_text(values)
             self.kind = "text"
         self.present = self.present or any(value.lower() not in _MISSING for value in values)
@@ -382,6 +386,7 @@ class _Column:
 def _ends_within_line(path: Path) -> bool:
     with open_regular(path) as file:
         size = file.seek(0, os.SEEK_END)
+        # The last byte alone: a table may have gigabytes.
         file.seek(max(0, size - 1))
         return file.read(1) not in (b"\n", b"")
 
@@ -456,4 +461,5 @@ def _floats(values: Sequence[str]) -> Array:
     try:
         return np.fromiter(map(float, values), np.float64, len(values))
     except ValueError:
+        # Only here: looking for missing values would cost time in the usual case, which has none.
         return np.array([float(value) if value.lower() not in _MISSING else np.nan for value in values], np.float64)

@@ -25,6 +25,7 @@ _SUFFIX = ".txt"
 _LABELS = ("{stem}.labels.txt", "{stem}_labels.txt", "{stem}.labels", "labels.txt")
 """Usual names of the label file for the lines of STEM.txt."""
 _BESIDE = re.compile(r"(?:readme|license|licence|copying|citation|notice)(?![a-z]).*", re.IGNORECASE)
+# IMDB's reviews have such a folder (train/unsup) beside those of the classes.
 _UNLABELLED = re.compile(r"unsup|unsupervised|unlabel+ed", re.IGNORECASE)
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _Samples = tuple[list[bytes], list[bytes]]
@@ -59,6 +60,7 @@ class TextSource(FieldSource):
                 entry = samples.setdefault(name, ([], []))
                 entry[0].extend(texts)
                 entry[1].extend(labels)
+        # latin-1 decodes any bytes; labels that are not UTF-8 are refused later, with their place.
         different = {label.decode("latin-1") for _, labels in samples.values() for label in labels}
         whole = all(map(_WHOLE.fullmatch, different))
         written = spellings(different, self._spec.target_kind, str(self._location)) if whole else None

@@ -120,6 +120,7 @@ class TfdsSource(FieldSource):
                     f"{folder}: the split {name} has {len(paths)} of the {count} files in dataset_info.json; "
                     "prepare it again"
                 )
+            # TFDS lists splits without samples too, and two of its names may mean one split.
             if sum(lengths):
                 files_of_split.setdefault(SPLIT_WORDS.get(name, name), []).extend(zip(paths, lengths, strict=True))
         if not files_of_split:
@@ -131,6 +132,7 @@ class TfdsSource(FieldSource):
         spec = self._spec
         items = ((info.get("supervisedKeys") or {}).get("tuple") or {}).get("items") or []
         keys = [item.get("featureKey") for item in items]
+        # Not every data set has supervised keys.
         if len(keys) != 2 or not all(key in features for key in keys):
             keys = [_only(features, kind) for kind in ("image", "class")]
         if not self.inputs and (spec.image_field or keys[0]):
@@ -160,6 +162,7 @@ class TfdsSource(FieldSource):
                 if not is_image_head(bytes(picture[:16])):
                     raise SourceError(f"{record}: {image} is no image file")
                 (number,) = _values(values, label, "int64_list", record, 1)
+                # Protobuf stores bytes unchanged, so that the image is read later without the rest of its record.
                 entries.append((offset + _HEAD_BYTES + content.index(picture), len(picture), int(number)))
             encoded.add_file(split, file[0], entries)
         return encoded.facts(features[label].names)
@@ -173,6 +176,7 @@ class TfdsSource(FieldSource):
             for record, _, _, values in itertools.chain.from_iterable(map(self._examples, files)):
                 if feature.kind == "image":
                     content = _text(values, name, feature, record)
+                    # Decoded here: pixels are a field like others, and all must have one shape.
                     gathered.add_picture(content, record, mask=name in self.masks, skips=not self._spec.checks)
                 else:
                     gathered.add(read(values, name, feature, record), record)
@@ -223,6 +227,7 @@ def _text(features: Any, name: str, feature: _Feature, where: str) -> bytes:
 
 def _class(features: Any, name: str, feature: _Feature, where: str) -> Array | str:
     (number,) = _values(features, name, "int64_list", where, 1)
+    # TFDS writes -1 for a label that is not known, as in test splits.
     return feature.names[number] if 0 <= number < len(feature.names) else np.array(number, np.int64)
 
 
@@ -272,12 +277,14 @@ def _tensor_feature(document: Mapping[str, Any], name: str) -> _Feature:
     if dtype not in DTYPES or encoding not in ("none", "bytes", ""):
         return _Feature(kind=f"{name or 'unknown'} of {dtype or 'an unknown type'} ({encoding})")
     shape = tuple(int(side) for side in (tensor.get("shape") or {}).get("dimensions", []))
+    # Only the first axis of a field may vary in length.
     if -1 in shape[1:]:
         return _Feature(kind=f"{name} of the shape {shape}")
     return _Feature(kind="tensor", dtype=dtype, shape=shape, raw=encoding == "bytes")
 
 
 def _names(document: Mapping[str, Any], path: str, folder: Path) -> Sequence[str]:
+    # TFDS's own name of that file, where a slash within a feature's name becomes a dash.
     file = folder / f"{path.replace('/', '-')}.labels.txt"
     count = int((document.get("classLabel") or {}).get("numClasses", 0))
     if file.is_file():

@@ -319,6 +319,7 @@ def masked_crc(content: bytes) -> int:
     import google_crc32c
 
     crc = int(google_crc32c.value(content))
+    # kMaskDelta of tensorflow/core/lib/hash/crc32c.h.
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -371,6 +372,7 @@ def records(path: Path) -> Iterator[tuple[int, bytes, bool]]:
     """Yield offset and data of every record, and whether its checksum is right; SourceError if a length is wrong."""
     with open_regular(path) as file:
         packing = _packing(path)
+        # The size of what is packed is known only at its end.
         offset, size = 0, math.inf if packing else os.fstat(file.fileno()).st_size
         stream = _unpacked(file, packing)
         try:
@@ -381,6 +383,7 @@ def records(path: Path) -> Iterator[tuple[int, bytes, bool]]:
                         f"{path}: the record at byte {offset} has {format_bytes(length)}, and one has at most "
                         f"{format_bytes(MOST_SAMPLE_BYTES)}; write smaller records, or a --reader of your own"
                     )
+                # A damaged length takes no memory: no record is longer than the rest of its file.
                 content = stream.read(length) if length is not None and length < size - offset else b""
                 checksum = stream.read(4)
                 if length is None or len(content) != length or len(checksum) != 4:
@@ -442,10 +445,12 @@ class _Inflated(io.RawIOBase):
     def readinto(self, out: Any) -> int:
         """Fill the first bytes of `out`; return their number, 0 at the end."""
         unpacked = b""
+        # Input may yield no output yet, and 0 bytes would mean the end.
         while not unpacked and not self._inflate.eof:
             packed = self._inflate.unconsumed_tail or self._file.read(1 << 16)
             if not packed:
                 raise EOFError("the stream is cut short")
+            # Limited, because a few packed bytes may unpack to gigabytes.
             unpacked = self._inflate.decompress(packed, len(out))
         out[: len(unpacked)] = unpacked
         return len(unpacked)
@@ -609,6 +614,7 @@ def gather(
         for record, features in records:
             for key, own in types.items():
                 content = _bytes_of(features, key, own)
+                # Once a picture, always one: a damaged head must not make text of it.
                 if content is not None and (key in pictures or is_image_head(content[:12])):
                     pictures.add(key)
                     arrays[key].add_picture(content, record, mask=key in masks, skips=skips)

@@ -137,6 +137,7 @@ class WebDatasetSource(FieldSource):
             for sample, label in zip(samples, labels[split], strict=True):
                 image = _image_of(sample, self._spec)
                 assert image is not None
+                # JSON itself tells numbers from text; a member of text may spell a number.
                 own = _number(label) if written is not None and isinstance(label, _Text) else label
                 by_path.setdefault(sample.path, []).append((image.offset, image.size, own))
             for path, places in by_path.items():
@@ -323,10 +324,12 @@ def _samples(path: Path) -> list[_Sample]:
     try:
         with tarfile.open(path, "r:") as archive:
             for member in archive:
+                # The first dot of the last part of a name, as WebDataset has it: a.b/c.seg.png is c with .seg.png.
                 folder, _, base = member.name.rpartition("/")
                 stem, _, suffix = base.partition(".")
                 if not member.isfile() or not stem or not suffix or _is_clutter(folder):
                     continue
+                # Samples are read by offset and size: the bytes of a sparse member are not in one piece.
                 if member.issparse() or member.offset_data + member.size > size:
                     raise SourceError(f"{path}: {shown(member.name)} is cut short, or a file with holes")
                 sample = samples.setdefault(
@@ -374,6 +377,7 @@ def _refuse_packed(path: Path) -> None:
         with tarfile.open(path, "r:*") as archive:
             names = [member.name for member in itertools.islice(archive, _LOOKED_INTO)]
     except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError):
+        # A packing that Python cannot read (zstd), or damage: taken for samples, whose advice fits both.
         names = ["?.cls"]
     if any(_suffix(name).lower() in _KNOWN for name in names):
         raise SourceError(f"{path} is compressed; unpack it (gzip -d), so that samples can be read in place")

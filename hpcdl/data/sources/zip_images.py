@@ -114,6 +114,7 @@ class ZipSource(FieldSource):
         while all(parts and parts[0] == folders[0][0] for parts in folders) and any(
             len(parts) > 1 for parts in folders
         ):
+            # The last shared folder stays: it may be the only class.
             folders = [parts[1:] for parts in folders]
         tops = list(dict.fromkeys(parts[0] for parts in folders if parts))
         splits = {} if self._spec.split_names == IGNORE else folder_splits(tops)

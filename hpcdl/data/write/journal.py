@@ -32,6 +32,7 @@ def partial_manifests(folder: Path) -> list[Path]:
     """Return the partial manifests in a folder, sorted; UsageError if a file of such a name is not hpcdl's."""
     paths = sorted(path for path in folder.glob(f"{PARTIAL_PREFIX}.*") if _NAME.fullmatch(path.name))
     for path in paths:
+        # This way round, because a crash may have cut even the first line.
         if not _BEGIN.startswith(_content(path)[: len(_BEGIN)]):
             raise UsageError(f"{path} is not a file of hpcdl, which uses this name; move it away")
     return paths
@@ -64,6 +65,7 @@ class PartialManifest:
         content = json.dumps(document).encode() + b"\n"
         while content:
             content = content[os.write(self._descriptor, content) :]
+        # Only then is the shard's entry sure to outlive a crash of the node.
         os.fsync(self._descriptor)
 
 
@@ -97,6 +99,7 @@ def entered(folder: Path, identity: str, state: str) -> Entered:
             if result.entry is None or _is_whole(folder / result.entry.file, result.entry.num_bytes):
                 results[result.split, result.number] = result
     for task in entered_shards.done:
+        # It was compared since, and entered again as made from the present source.
         entered_shards.before.pop(task, None)
     return entered_shards
 
@@ -167,8 +170,10 @@ def source_state(spec: SourceSpec, facts: SourceFacts, listed: str) -> str:
     location, work = Path(spec.location), Path(spec.work)
     if spec.format in ("synthetic", "reader"):  # for a reader's samples the list holds the checksums
         return digest.hexdigest()
+    # Sorted, because a folder lists its files in any order.
     for path in sorted({*_own(location, spec.format), *_named(facts, work)}):
         stat = path.stat()
+        # Relative, because a source that was moved as a whole is the same one.
         name = os.fsencode(path.relative_to(location) if path.is_relative_to(location) else path.name)
         # With the inode: a file of the same size and time may have been moved into its place (mv, rsync -t).
         digest.update(b"%b\0%d %d %d\0" % (name, stat.st_size, stat.st_mtime_ns, stat.st_ino))

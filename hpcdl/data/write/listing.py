@@ -112,6 +112,7 @@ def _twins(names: Sequence[str]) -> Iterator[str]:
                 f"the classes {shown(number)} and {shown(name)} are one number, written in two ways: one class or two? "
                 "Write them alike, or give --target-kind class to keep both"
             )
+        # macOS stores accents decomposed, other systems composed: the same name with other bytes.
         earlier = plain.setdefault(unicodedata.normalize("NFC", " ".join(name.split()).casefold()), name)
         if earlier != name:
             composed = unicodedata.normalize("NFC", earlier) == unicodedata.normalize("NFC", name)
@@ -232,7 +233,7 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: boo
     fractions = parse_split(layout.split) if layout.split else None
     filters(layout.compression)  # raises if its package is missing
     source = open_source(spec)
-    with examining(request.source), IndexWriter(work) as writer:
+    with examining(request.source), IndexWriter(work) as writer:  # below, samples and state are fixed
         facts = source.scan(writer)
         state, fingerprint, counts = source_state(spec, facts, writer.state()), writer.fingerprint(), {**writer.counts}
         facts = dataclasses.replace(facts, num_samples=sum(counts.values()))
@@ -242,7 +243,7 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: boo
         raise SourceError(f"{request.source} holds no samples; there is nothing to shard")
     _check_names(facts, request.source)
     _check_kind(request.config, facts)
-    asks = asks and not spec.target_kind and knows("target_kind", spec.format)
+    asks = asks and not spec.target_kind and knows("target_kind", spec.format)  # others have classes of their authors
     if asks:
         _ask_of_classes(facts, request.source, folders=spec.format == "image-folder")
     index = Index(work)
@@ -253,13 +254,13 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: boo
         shape, facts = _shape(layout, spec, source, facts, index, counts)
         _check_finite(spec, source, facts, index, counts)
         facts = _with_marks(spec, source, facts, index, list(counts), shape)
-        if fractions:
+        if fractions:  # below, `counts` are those of the parts
             if list(counts) != [UNSPLIT]:
                 raise UsageError(f"{request.source} is already divided into {', '.join(counts)}; leave out --split")
             limits = quotas(by_split[UNSPLIT], list(fractions.values()), mixed(layout.seed, 10))
             counts = divide(work, index, UNSPLIT, limits, list(fractions), mixed(layout.seed, 10))
             facts = _with_groups(_with_division(facts, list(fractions), limits), spec, source)
-        facts = _with_names(facts, spec, source, index, work, counts)
+        facts = _with_names(facts, spec, source, index, work, counts)  # last: it needs the parts
     finally:
         index.close()
     fields = _stored(facts, shape, layout)
@@ -402,6 +403,7 @@ def _bytes_of(fields: Sequence[Field], facts: SourceFacts, num_samples: int) -> 
         return num_samples * fields[0].row_bytes, 0
     total = 0
     for number, array in enumerate(facts.arrays):
+        # Arrays are listed part by part, each with all fields in order.
         field = fields[number % len(fields)]
         if array.offsets:
             total += int(np.fromfile(array.offsets, np.int64)[-1]) * field.row_bytes
@@ -420,6 +422,7 @@ def _check_left_out(spec: SourceSpec, names: Iterable[str], source: str) -> None
     """Raise UsageError if a `--leave-out` matches nothing in the source: a typo would leave the data in."""
     unmatched = [pattern for pattern in spec.leave_out if not any(leaves_out_split(name, [pattern]) for name in names)]
     visited: set[tuple[int, int]] = set()
+    # Only for a pattern that listing has not met: a source may have millions of files.
     for folder, folders, files in os.walk(spec.location, followlinks=True) if unmatched else ():
         status = Path(folder).stat()
         if (status.st_dev, status.st_ino) in visited:  # a link to a folder above it would be followed for ever
@@ -653,10 +656,12 @@ def quotas(class_counts: Counts, fractions: list[float], seed: int) -> Counts:
     result = np.zeros((len(fractions), len(class_counts)), np.int64)
     cumulative = np.cumsum(fractions)
     for number, fraction in enumerate(cumulative[:-1]):
+        # Differences of rounded running totals: no rounding is lost, and all classes together get their share.
         result[number, order] = np.diff(np.floor(fraction * before + 0.5).astype(np.int64))
         if number:
             # Carried roundings may give a class less than the part before it: no part may be negative.
             result[number] = np.maximum(result[number], result[number - 1])
+    # The last part takes the rest, whatever the rounding of the fractions' sum.
     result[-1] = class_counts
     return result
 
@@ -696,6 +701,7 @@ def _targets(labels: Counts, seen: Counts, class_counts: Counts, limits: Counts,
     for label, members in zip(values.tolist(), np.split(by_class, starts[1:]), strict=True):
         positions = np.arange(seen[label], seen[label] + len(members), dtype=np.int64)
         drawn = _drawn(positions, int(class_counts[label]), mixed(seed, 12, label))
+        # A drawn position below the first limit is in the first split, and so on.
         target[members] = np.searchsorted(limits[:, label], drawn, side="right")
         seen[label] += len(members)
     return target

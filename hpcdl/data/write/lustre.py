@@ -15,11 +15,11 @@ from hpcdl.data.write.request import LayoutConfig
 
 MOUNTS = Path("/proc/mounts")
 STRIPE_BYTES = 1024**2
-_STRIPE_UNIT = 64 * 1024
+_STRIPE_UNIT = 64 * 1024  # Lustre takes multiples of this alone
 _COUNTS = ((1024**3, 1), (10 * 1024**3, 8), (100 * 1024**3, 24))
 """OSTs advised up to each file size (NERSC); larger files get `_MOST_OSTS`."""
 _MOST_OSTS = 72
-_TIMEOUT_S = 60
+_TIMEOUT_S = 60  # `lfs` waits for servers, also for those that are down
 
 
 @dataclass(frozen=True, kw_only=True)

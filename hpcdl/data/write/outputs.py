@@ -129,7 +129,9 @@ class OutputsPlan:
         Temporary files of killed ranks are removed. The caller holds the folder's lock, and knows that it has this
         plan's identity.
         """
+        # Without a state: outputs come from no files of a source that could change.
         entered = journal.entered(folder, self.identity, "").done
+        # A finished folder has no partial manifests: its shards are in the manifest.
         if (folder / MANIFEST_NAME).is_file():
             entered = self._listed(folder)
         for split in self.num_samples:

@@ -66,6 +66,7 @@ class ShardPlan:
     def shard_samples(self, split: str, number: int) -> tuple[int, int]:
         """Return a shard's first position in the shuffled sequence of its split, and the position after its last."""
         total, count = self.num_samples[split], self.shards[split]
+        # Rounded alike at both ends: every sample is in one shard.
         return total * number // count, total * (number + 1) // count
 
 
@@ -84,6 +85,7 @@ def make_plan(
     sample_bytes = total_bytes / everything
     reasons: list[str] = []
     train = num_samples.get("train", max(num_samples.values()))
+    # A small data set cannot give each of the usual ranks a sample.
     max_ranks = layout.max_ranks or min(MAX_RANKS, train)
     if max_ranks > train:
         raise UsageError(

@@ -145,6 +145,7 @@ def parse_split(text: str) -> dict[str, float]:
                 f"--split {text}: {part.strip()!r} is not NAME=FRACTION; write for example train=0.8,val=0.2"
             )
         fractions[name] = fraction
+    # In floating point 0.7 + 0.2 + 0.1 is not 1.
     if abs(sum(fractions.values()) - 1) > 1e-6:
         raise UsageError(f"--split {text}: the fractions sum to {sum(fractions.values()):g}; they must sum to 1")
     return fractions

@@ -150,6 +150,7 @@ class ShardWriter:
         job = self._job
         rows = self._rows(split, number)
         path = self._target / shard_file(split, number, UNSPLIT)
+        # By this error the stack is left, and the temporary file removed.
         with contextlib.suppress(_NothingReadable), contextlib.ExitStack() as unsettled:
             temporary = unsettled.enter_context(replacing(path))
             skipped, checksum, rows, moments = self._write_readable(temporary, split, number, rows, on_samples)
@@ -160,6 +161,7 @@ class ShardWriter:
                 frame_checksum=checksum,
             )
             result = ShardResult(split=split, number=number, entry=entry, skipped=skipped, moments=moments)
+            # Closing `replacing` is what fsyncs and renames; until then the shard does not exist.
             return result, unsettled.pop_all().close
         skipped = [self._source.describe(row, job.facts, self._index) for row in rows]
         return ShardResult(split=split, number=number, entry=None, skipped=skipped), lambda: None
@@ -188,6 +190,7 @@ class ShardWriter:
     def _rows(self, split: str, number: int) -> Rows:
         job = self._job
         first, stop = job.plan.shard_samples(split, number)
+        # A hash that is the same in every process, as Python's own is not.
         key = mixed(job.seed, 21, xxhash.xxh3_64_intdigest(split.encode()))
         positions = np.arange(first, stop, dtype=np.int64)
         for begin in range(0, len(positions), _AT_ONCE):  # the permutation takes ten times the memory of its result
@@ -223,6 +226,7 @@ class ShardWriter:
                 of_block = slice(first, first + step)
                 sizes = {name: sizes_of_field[of_block] for name, sizes_of_field in lengths.items()}
                 block = self._block(rows[of_block], sizes, first, bad)
+                # With one unreadable sample the file is written again; the rest is read to find the others.
                 for field, values in zip(job.fields, block if not bad else [], strict=not bad):
                     if field.name in moments:
                         moments[field.name] = moments[field.name].joined(Moments.of(values, field))

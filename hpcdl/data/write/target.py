@@ -37,6 +37,7 @@ def check_target(request: ShardRequest) -> None:
         raise UsageError(f"{target} is a file; name a folder to write to")
     if not target.is_dir():
         return
+    # First: what another writer is making looks unfinished, and must not be advised to be removed.
     check_free(target)
     names = {entry.name for entry in target.iterdir()} - _OURS
     partial = bool(partial_manifests(target))
@@ -98,6 +99,7 @@ def undoing(target: Path, made: list[Made]) -> Iterator[Callable[[], None]]:
     try:
         yield keep
     except BaseException:
+        # Where whole shards are entered, the folder is what --resume continues.
         if undo and not partial_manifests(target):
             for folder in made:
                 folder.remove(if_empty=True)
@@ -110,6 +112,7 @@ def prepare_splits(target: Path, job: ShardJob) -> None:
         folder = (target / shard_file(split, 0, UNSPLIT)).parent
         make_folder(folder)
         if job.plan.stripes:
+            # Lustre fixes the layout of a file when it is created.
             set_stripes(folder, job.plan.stripes)
         sweep(folder, r"shard-\d+\.h5")
     sweep(target, r"manifest\.json")

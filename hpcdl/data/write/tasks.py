@@ -109,6 +109,7 @@ def _with_others(
     with ExitStack() as stack:
         ready = stack.enter_context(selectors.DefaultSelector())
         own_part = _OwnPart(settings, waiting)
+        # Registered first, so last: children are killed before the thread is waited for.
         stack.callback(own_part.stop)
         ready.register(own_part.output, selectors.EVENT_READ, own_part)
         while not own_part.over or any(process.task for process in processes):
@@ -123,6 +124,7 @@ def _with_others(
                     if key.data is not own_part and not _give_next(key.data, waiting):
                         ready.unregister(key.fileobj)
                         break
+            # Asked after each message: the pace is not known at first, and changes as children help.
             while waiting and len(processes) < others and pace.seconds_left() > OTHERS_FROM_S:
                 processes.append(_Process(settings))
                 stack.callback(processes[-1].kill)
@@ -231,6 +233,7 @@ class _OwnPart:
         self._send({"samples": samples})
 
     def _send(self, document: dict[str, Any]) -> None:
+        # Before the byte: who is woken must find the message.
         self._split_words.put(document)
         with suppress(BlockingIOError):
             os.write(self._wake, b".")
@@ -265,6 +268,7 @@ class _Process:
             code = self._process.wait()
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             raise HpcdlError(f"a writing process died ({how}); run the same command with --resume")
+        # A read may end within a line.
         *lines, self._rest = (self._rest + content).split(b"\n")
         return [json.loads(line) for line in lines]
 

@@ -81,6 +81,7 @@ def _job(folder: Path, source: str, manifest: Manifest, work: Path, reader: str)
     recipe = manifest.recipe
     layers = [
         Layer(origin="manifest", values=recipe.options),
+        # What was left out then must be left out again, or the shard would differ.
         Layer(origin="manifest", values={"on-error": "skip" if manifest.skipped else "stop"}),
         # The words of the folder itself: the folder that supplied them may be gone.
         Layer(origin="manifest", values={"categories-of": str(folder)} if recipe.options.get("categories") else {}),
@@ -120,6 +121,7 @@ def _rewritten(folder: Path, manifest: Manifest, job: ShardJob, bad: set[str]) -
         rewritten = again / name
         rewritten.parent.mkdir(parents=True, exist_ok=True)
         result = writer.write(split, number)
+        # The entry holds the checksum of the frame, which holds those of all blocks.
         if result.entry != entries[name]:
             raise HpcdlError(f"{name} made from this source is not what it was: the content of the source has changed")
         move_over(rewritten, folder / name)
@@ -239,6 +241,7 @@ def _check_made_so(request: ShardRequest, manifest: Manifest) -> None:
             f"{request.source}; name another folder"
         )
     stored, requested = (_in_full(options) for options in (manifest.recipe.options, recipe_options(request.config)))
+    # The recipe holds the format that was recognised.
     if requested["format"] == "auto":
         stored["format"] = "auto"
     key = next((key for key in sorted(stored) if stored[key] != requested[key]), None)
@@ -282,6 +285,7 @@ def preparing(request: ShardRequest, *, alone: bool = True) -> Iterator[tuple[Sh
     """
     target = request.target
     new_folders = make_folders(target)
+    # In this order, so that the lock is gone when new folders are removed, which must be empty.
     with undoing(target, new_folders) as keep, writing(target):
         work = new_work_folder(target)
         try:
@@ -330,6 +334,7 @@ def write_part(
             closing(write_all(_writer_settings(request), tasks, left(job, tasks), workers, on_samples)) as written,
         ):
             for result in written:
+                # On disk before it counts: what is not entered is written again by --resume.
                 entries.enter(result)
                 results[result.split, result.number] = result
     finally:
@@ -498,6 +503,7 @@ def shard_with_ranks(
         if job is None:
             manifest, _ = read_manifest(request.target)
             return ShardReport(manifest=manifest, written=0, kept=len(manifest.shards()), seconds=0.0)
+        # Ranks take turns, so that each has part of every split.
         todo = [task for task in job.tasks() if task not in done][communicator.rank :: communicator.size]
         total = left(job, todo)
         first = communicator.rank == 0
@@ -537,6 +543,7 @@ def _begin(
             if complete(request):
                 answer["complete"] = True
             else:
+                # On the caller's stack: rank 0 holds lock and work folder until all ranks have written.
                 job, done = stack.enter_context(preparing(request, alone=False))
                 of_a_rank = -(-(len(job.tasks()) - len(done)) // communicator.size)
                 planned(_with_writers(job, request, of_a_rank, alone=False))
@@ -544,6 +551,7 @@ def _begin(
         except HpcdlError as error:
             problem = error
             answer["exit_code"] = error.exit_code
+    # Rank 0 takes part even with a problem: the others wait here for its answer.
     answer = communicator.allgather_json(answer)[0]
     if problem is not None:
         raise problem

@@ -76,11 +76,13 @@ class FieldSource:
         remarks: list[str] = []
         self.named.update(path for part in parts for path in part.arrays)
         parts = self.divided(parts, remarks)
+        # Stage 1: which arrays are fields. Every split that is kept has every field below.
         left_out = [part.split for part in parts if leaves_out_split(part.split, self._spec.leave_out)]
         parts = [part for part in parts if part.split not in left_out]
         if not parts or not parts[0].arrays:
             raise SourceError(f"{where} holds no arrays of numbers or text; check it, or --format")
         chosen = choose(parts[0].arrays, self.inputs, self.targets, str(where))
+        # Before any array is placed: pictures of targets keep the numbers of their files.
         self.masks = {*chosen.targets.values()}
         used = {*chosen.inputs.values(), *self.masks}
         unused = [path for path in parts[0].arrays if path not in used]
@@ -97,9 +99,10 @@ class FieldSource:
         unused = [path for path in unused if not (named and path.rpartition("/")[2].lower() in CLASS_LISTS)]
         remarks += remarks_on_unused(unused, self._spec)
         remarks += self._remarks_on_groups(parts, used)
+        # Before counts are compared: arrays of one sample a file have other counts.
         placed = self._samples_of(parts, placed, remarks)
         self._check_counts(parts, placed)
-        settled = [
+        settled = [  # stage 2: one type and shape over all splits; classes become numbers
             self._settled(name, role, path, per_part, remarks)
             for (role, name, path), (_, per_part) in zip(wanted, placed, strict=True)
         ]
@@ -109,6 +112,7 @@ class FieldSource:
             remarks += filter(None, [scales_apart(item, per_part, [part.split for part in parts])])
         columns = list(zip(*arrays, strict=True))
         labels = [number for number, item in enumerate(fields) if item.role == "target" and item.kind == "class"]
+        # Stage 3: the list. Rows are those samples that every field can give.
         kept = [self._finite(part, fields, column, remarks) for part, column in zip(parts, columns, strict=True)]
         for number, (part, column, rows) in enumerate(zip(parts, columns, kept, strict=True)):
             classes = column[labels[0]].chunks() if len(labels) == 1 else _zeros(column[0].num_samples)
@@ -165,6 +169,7 @@ class FieldSource:
             len(places) != count
             or not alike
             or any(stored.offsets for stored in places)
+            # Samples of a shuffled block may come from several parts.
             or (rows["file"] != part).any()
         ):
             return None
@@ -247,6 +252,7 @@ class FieldSource:
         if array.offsets is None:
             return lines
         starts = array.starts
+        # Differences of running counts: a sample of many rows is bad if one of them is.
         before = np.concatenate([[0], np.cumsum(lines)])
         holds: Array = before[starts[1:]] > before[starts[:-1]]
         return holds
@@ -348,6 +354,7 @@ class FieldSource:
         where = f"{self._location}: {path}"
         if filled := next((array for array in arrays if array.filled), None):
             arrays = [self._alike(array, filled) for array in arrays]
+        # Files may differ in their order of bytes: it is converted when a shard is written.
         kinds = {(array.shape[1:], array.dtype.newbyteorder("=").name, array.text) for array in arrays}
         if len(kinds) > 1:
             kinds_text = ", ".join(sorted(f"{'x'.join(map(str, shape)) or 'one'} {dtype}" for shape, dtype, _ in kinds))
@@ -398,6 +405,7 @@ class FieldSource:
         if not single or (flag_value == "regression" and not first.text):
             return None
         floats = not first.text and first.dtype.kind == "f"
+        # With --nan skip a missing label leaves its sample out, and does not make quantities of the others.
         if floats and not all(map(are_whole, values_in(arrays, finite=self._spec.nan == "skip"))):
             if flag_value == "class":
                 raise SourceError(f"{where}: {self._no_class(arrays)}")
@@ -433,7 +441,7 @@ class FieldSource:
             names, lines = named_labels(labels, enumeration)
             remarks += [names_remark(name, names)] if enumeration else [f"{name}: {line}" for line in lines]
         made = Field(name=name, role="target", dtype="int64", kind="class", class_names=names)
-        sorted_labels = labels if lines else np.arange(len(names))
+        sorted_labels = labels if lines else np.arange(len(names))  # labels that keep their numbers may have gaps
         return made, [
             self.written(numbers_in(sorted_labels, chunk, floats=floats) for chunk in labels_in([array]))
             for array in arrays
@@ -486,6 +494,7 @@ class FieldSource:
             bad |= lines
         if bad.any():
             remarks.append(f"{int(bad.sum())} samples of {part.split} with NaN or infinity are left out")
+        # After the remark: these samples are named one by one in the manifest.
         bad[list(_unreadable(column))] = True
         if not bad.any():
             return None
@@ -555,6 +564,7 @@ def _location(array: PlacedArray) -> ArrayLocation:
         file=str(array.path),
         offset=array.offset,
         shape=list(array.shape[1:]),
+        # With the order of bytes, which the name of a type does not tell.
         dtype=array.dtype.str,
         offsets=str(array.offsets or ""),
     )

@@ -147,6 +147,7 @@ def field_name(path: str) -> str:
     """Return the name of the field whose array is at `path`."""
     name = re.sub(r"\W", "_", path.rsplit("/", 1)[-1].removesuffix(".npy"), flags=re.ASCII)[:64]
     name = name if name[:1].isalpha() or name[:1] == "_" else f"_{name}"[:64]
+    # 64 characters are the most that a field's name may have.
     return f"{name[:58]}_field" if name in RESERVED else name
 
 
@@ -197,6 +198,7 @@ def divided(
             f"{spec.location}: {some(splits)} are called by splits, {some(unsplit)} are not: give --input PATH=NAME "
             "and --target PATH=NAME by whole paths to take these undivided, or --split-names keep for the others alone"
         )
+    # A list of classes holds for all splits.
     unused = [path for path in unsplit if path.lower() not in CLASS_LISTS]
     remarks += [f"arrays of no split, not used: {some(unused)}"] if unused else []
     return [ArrayGroup(split=split, arrays=made[split]) for split in ("train", "val", "test") if split in made]

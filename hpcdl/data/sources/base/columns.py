@@ -85,6 +85,7 @@ class WordColumn:
         words = np.array(kept.words, object)
         order = np.argsort(words, kind="stable")
         for chunk in _chunks(self.places[split]()):
+            # Words are in the order of their codes, which a binary search cannot use.
             codes = order[np.searchsorted(words[order], chunk)]
             if self.coding == "codes":
                 yield codes.astype(np.int64)
@@ -144,6 +145,7 @@ def _chunks(array: PlacedArray) -> Iterator[Array]:
 
 def _by_number(word: str) -> tuple[int, int, str]:
     """Sort key: integers by value first, then all other words alphabetically."""
+    # isdigit alone accepts characters such as superscripts, which int() refuses.
     return (0, int(word), word) if word.isascii() and word.removeprefix("-").isdigit() else (1, 0, word)
 
 
@@ -179,6 +181,7 @@ def _times_shared(tables: Mapping[str, Mapping[str, TableColumn]]) -> list[str]:
     train = _bounds(tables["train"][name])
     for split, columns in tables.items():
         own = _bounds(columns[name]) if split != "train" else None
+        # One split's times may be numbers, another's texts, which have no common order.
         if train and own and type(train[0]) is type(own[0]) and train[0] < own[1] and own[0] < train[1]:
             return [
                 f"{shown(name)} of {split} ({own[0]} to {own[1]}) overlaps with that of train ({train[0]} to "
@@ -206,6 +209,7 @@ def _bounds(column: TableColumn) -> tuple[Any, Any] | None:
 
 def _same_as_target(facts: SourceFacts, packed: Sequence[str]) -> list[str]:
     """Return remarks on columns that are the target but for scale and offset, or name its classes one to one."""
+    # The first split alone, whose first field is the one that combines columns.
     (place, *others), (made, *targets) = facts.arrays[: len(facts.fields)], facts.fields
     width = math.prod(place.shape)
     rows = _STACKED // max(1, width)
@@ -245,6 +249,7 @@ def _totals(facts: SourceFacts, packed: str, coded: Collection[int]) -> list[str
 def _last_row(values: Array) -> str:
     """Return what the last row of a table (rows, columns) seems to be of all others; empty for a sample."""
     others, last = values[:-1], values[-1]
+    # Each row of a constant column is the mean of the others.
     if len(others) < _FEWEST_ROWS or not others.std(0).all():
         return ""
     summaries = {"the sums": others.sum(0), "the means": others.mean(0)}
@@ -287,6 +292,7 @@ class ColumnSource(FieldSource):
 
     def list_columns(self, tables: Mapping[str, Mapping[str, TableColumn]], index: IndexWriter) -> SourceFacts:
         """List the rows of a table for each split; all tables have the same columns."""
+        # Before columns are left out: one that tells of patients or times is left out on purpose.
         patterns, shared = self._spec.leave_out, [*_groups_shared(tables), *_times_shared(tables)]
         self.times = {name for columns in tables.values() for name, column in columns.items() if column.times}
         self.named.update(column_name for columns in tables.values() for column_name in columns)
@@ -353,6 +359,7 @@ class ColumnSource(FieldSource):
                 where=str(self._location),
                 name=name,
                 coding=coding,
+                # Text costs a pass over the files, and is needed for the words and again for their codes.
                 places={split: functools.cache(columns[name].place) for split, columns in tables.items()},
                 words=self._spec.known_words.get(name),
             )

@@ -113,6 +113,7 @@ class FlatFiles:
         if not size:
             return False
         with contextlib.suppress(UnreadableSample, SourceChanged, OSError):
+            # Opens the file and compares its time; no byte is read.
             self.read(path, stamp, offset, 0)
             file, preadv = self._open[path], os.preadv
             starts = (offset + row_numbers * size).tolist()
@@ -133,13 +134,13 @@ def stamp_of(path: str | Path) -> int:
     return Path(path).stat().st_mtime_ns
 
 
-def add_numbered(index: IndexWriter, split: str, file: int, labels: Array, *, first: int = 0, size: int = 0) -> None:
+def add_numbered(index: IndexWriter, split: str, file: int, labels: Array, *, first: int = 0) -> None:
     """List samples numbered from `first` within `file`; `labels` (N,) may be of any integer type."""
     for start in range(0, len(labels), _BATCH):
         part = labels[start : start + _BATCH]
         rows = np.zeros(len(part), ROW)
         rows["place"] = np.arange(first + start, first + start + len(part))
-        rows["label"], rows["file"], rows["size"] = part, file, size
+        rows["label"], rows["file"] = part, file
         index.add(split, rows)
 
 
@@ -212,6 +213,7 @@ class EncodedFiles:
         for offset, size, label in samples:
             row_numbers.append(offset)
             sizes.append(size)
+            # One object for equal labels saves memory; by exact type, because True and 1.0 are equal to 1.
             labels.append(shared.setdefault(label, label) if type(label) in (int, str) else label)
         rows = np.zeros(len(labels), ROW)
         rows["place"], rows["size"] = row_numbers, sizes
@@ -276,6 +278,7 @@ def _found(location: Path, suffixes: Sequence[str]) -> list[Path]:
     if location.is_file():
         return [location] if location.name.lower().endswith(tuple(suffixes)) else []
     paths = _with_suffix(location, suffixes)
+    # Data sets of Hugging Face keep their files there.
     if not paths and (location / "data").is_dir():
         paths = _with_suffix(location / "data", suffixes)
     if paths:
@@ -363,6 +366,7 @@ def spellings(labels: Iterable[str], target_kind: str, where: str) -> dict[int, 
     spelled: dict[int, str] = {}
     for label in sorted(labels):
         earlier = spelled.setdefault(int(label), label)
+        # +1 beside 1 is no code, but one number with its sign.
         if earlier != label and "+" not in earlier + label:
             if target_kind == "class":
                 return None
@@ -541,6 +545,7 @@ def checked_labels(labels: Array, num_samples: int, where: str) -> Array:
         )
     if flat.dtype.kind not in "iufb":
         raise SourceError(f"{where}: labels are {flat.dtype}; whole numbers are needed")
+    # Beyond 2^53 float64 has no odd numbers: labels may have been rounded already. NaN fails too.
     if flat.dtype.kind == "f" and not (np.abs(flat) < 2**53).all():
         raise SourceError(f"{where}: labels are {flat.dtype} and not all whole numbers")
     whole = flat.astype(np.int64)
@@ -558,6 +563,7 @@ def channels_last(shape: Sequence[int], axes: str, where: str) -> tuple[tuple[in
     if len(shape) != 3:
         raise SourceError(f"{where}: a sample has the shape {tuple(shape)}; images have two or three axes")
     first = axes == "nchw" or (axes == "auto" and shape[0] <= _MOST_CHANNELS and shape[0] < shape[2])
+    # One and three channels are so usual that a side of 1 or 3 is taken for channels unasked.
     either = max(shape[0], shape[2]) <= _MOST_CHANNELS and not {shape[0], shape[2]} & {1, 3}
     square = shape[1] == (shape[2] if first else shape[0])
     if axes == "auto" and ((either and not square) or (not first and shape[2] > _MOST_CHANNELS)):

@@ -122,12 +122,13 @@ def class_folders(root: Path, spec: SourceSpec, out: LeftOut) -> list[ClassFolde
         _ask_of_masks(root, top.folders, spec)
         ask_of_parts(str(root), top.folders, spec)
         if len(top.folders) == 1 and spec.target_kind != "class":
-            _ask_of_one(root, top.folders[0], spec, out)
+            _ask_of_one(root, top.folders[0], spec)
         return [ClassFolder(split=UNSPLIT, name=name, path=name) for name in top.folders]
     within = {name: listed(root / name, spec, out) for name in top.folders}
     _ask_of_splits(root, splits, within, spec)
     folders = []
     for name, inside in within.items():
+        # --split-names keep makes a split of any other folder, by its own name.
         split = splits.get(name) or re.sub(r"\W+", "-", name).strip("-").lower()
         _ask_of_masks(root / name, inside.folders, spec)
         for entry in inside.entries:
@@ -253,6 +254,7 @@ def _ask_of_pairs(root: Path, names: Sequence[str], spec: SourceSpec) -> None:
     """Raise SourceError for two folders called like pairs of pictures (LR and HR) with files of the same names."""
     for first, second in itertools.permutations(names, 2) if len(names) == 2 else ():
         called = (_plain(first), _plain(second))
+        # Names alone are no reason to ask: before and after may well be two classes.
         if called in _PAIRED and _files_in(root / first, spec) == _files_in(root / second, spec):
             raise SourceError(
                 f"{root}: {shown(first)} and {shown(second)} hold files of the same names: pairs of images, or two "
@@ -277,7 +279,7 @@ def pictures_and_masks(names: Sequence[str]) -> tuple[str, str] | None:
     return (pictures[0], masks[0]) if pictures and masks else None
 
 
-def _ask_of_one(root: Path, name: str, spec: SourceSpec, out: LeftOut) -> None:
+def _ask_of_one(root: Path, name: str, spec: SourceSpec) -> None:
     """Raise SourceError for a single folder with folders and no files: classes or splits are one level below."""
     inside = listed(root / name, spec, LeftOut())
     if len(inside.folders) > 1 and not inside.entries:
@@ -313,6 +315,7 @@ class FolderWalk:
         above: tuple[tuple[int, int], ...],
     ) -> None:
         folder = self._root / chosen.path / below
+        # By device and inode, because a link to a folder above has another path at each level.
         seen = (*above, not_above(folder, above))
         inside = listed(folder, self._spec, self._out)
         if not below:
@@ -370,6 +373,7 @@ class PicturePairs:
             entries = []
             for first, second in pairs:
                 stat = second.stat()
+                # Targets have no rows of their own, and a change in them is a change of the source too.
                 index.note(stat)
                 kept.append((str(second), stat.st_size, stat.st_mtime_ns))
                 entries.append((os.fsencode(first.relative_to(self._root)), first.stat()))
@@ -378,6 +382,7 @@ class PicturePairs:
             all_pairs += pairs
         if not all_pairs:
             raise SourceError(f"{self._root}: {inputs} and {targets} hold no images; there is nothing to shard")
+        # Other writing processes read it: rows hold the input's state alone.
         (Path(self._spec.work) / _KEPT).write_text(json.dumps(kept))
         fields = [
             self._input.field(input_name, (_content(first) for first, _ in all_pairs)),
@@ -485,6 +490,7 @@ class PicturePairs:
                 path = here / entry.name
                 if path.suffix.lower() not in IMAGE_SUFFIXES:
                     raise SourceError(f"{path} is not an image by its name; give --leave-out '*{path.suffix}'")
+                # A file may be called mask.png and no more.
                 stem = f"{here.relative_to(folder)}/{extra.sub('', path.stem) or path.stem}"
                 if stem in files:
                     raise SourceError(f"{files[stem]} and {path} fit the same partner; leave one of them out")

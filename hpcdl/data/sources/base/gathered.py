@@ -70,6 +70,7 @@ class GatheredArray:
             if self._dtype is None:
                 self._before += 1
             else:
+                # Keeps the place, so that samples behind it keep their numbers.
                 self._append(np.zeros(self._shape, self._dtype))
         else:
             self.add(pixels, sample)

@@ -126,6 +126,7 @@ def what_it_is(name: str, head: bytes) -> str:
     path = PurePath(name)
     pattern = f"'*{path.suffix}'" if path.suffix else f"'{path.name}'"
     kind = next((kind for mark, kind in _HEADS.items() if head.startswith(mark)), None)
+    # DICOM's mark follows 128 bytes of any content.
     if head[128:132] == b"DICM":
         kind = "a DICOM file"
     lower = path.name.lower()
@@ -171,6 +172,7 @@ def folders_of(folder: Path) -> list[Path]:
 def has_folders_of_images(folder: Path, levels: int = 2) -> bool:
     """Return whether a folder inside (or one inside that) holds image files, judging by the first entries."""
     with os.scandir(folder) as entries:
+        # A few entries tell enough: a folder of a data set may have millions.
         first = list(itertools.islice((entry for entry in entries if entry.is_dir()), _LOOKED_INTO))
     for entry in first:
         with os.scandir(entry.path) as entries:

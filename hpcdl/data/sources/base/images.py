@@ -130,6 +130,7 @@ class ImageKinds:
         if self._mask:
             pixels = decode_mask(content, size=self._size)
             self._masks.setdefault((pixels.shape, pixels.dtype.name), name)
+        # The four bands of CMYK are colours alone.
         elif head.bands in (2, 4) and not self._channels and not _is_cmyk(content):
             less = head.bands - 1
             alternative = ", --channels 4 keeps it" if less == 3 else ""
@@ -142,6 +143,7 @@ class ImageKinds:
         self._turned = self._turned or (name if head.turned else "")
         if not self._size:
             self._sizes.setdefault((head.height, head.width), name)
+        # At once, so that a question does not wait for thousands of files.
         self._check()
 
     def _check(self) -> None:
@@ -208,6 +210,7 @@ def decode(
         with _opened(content, array) as image:
             _check_kept(_head(image), dtype, asked or image.mode == "CMYK")
             if size is not None and dtype == "uint8":
+                # libjpeg then decodes at 1/2, 1/4 or 1/8, which still covers the size and takes less time.
                 image.draft(_MODES[channels], (size[1], size[0]))
             pixels = _converted(image, channels) if dtype == "uint8" else _wide(image)
             if size is not None and (pixels.height, pixels.width) != size:
@@ -275,7 +278,9 @@ def _plain_jpeg(content: Content, size: tuple[int, int] | None, channels: int) -
         return None
     try:
         height, width, color, _ = simplejpeg.decode_jpeg_header(content)
+        # Pillow decodes these at a fraction of their size (draft), which gives other pixels.
         halved = size is not None and height >= 2 * size[0] and width >= 2 * size[1]
+        # Very large ones are left to Pillow, which guards against decompression bombs.
         if (color, channels) not in _PLAIN or halved or height * width > (Image.MAX_IMAGE_PIXELS or math.inf):
             return None
         pixels: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(content, _PLAIN[color, channels])
@@ -290,6 +295,7 @@ def check_encoded(content: Content, *, decodes: bool = False) -> None:
     All checksums of a PNG are checked; for a JPEG the marks at both ends. A JPEG without its end mark is decoded.
     `decodes` decodes every file: it takes milliseconds each, but nothing else reveals damage inside a JPEG.
     """
+    # Zeros may follow the end mark, as padding.
     head, tail = bytes(content[:8]), bytes(content[-64:]).rstrip(b"\0")
     jpeg = head.startswith(b"\xff\xd8\xff")
     if not jpeg and not head.startswith(b"\x89PNG\r\n\x1a\n"):
@@ -303,6 +309,7 @@ def check_encoded(content: Content, *, decodes: bool = False) -> None:
 def _check_png(content: memoryview) -> None:
     """Raise UnreadableSample unless every chunk up to the end has its CRC (PNG specification, section 5.3)."""
     chunk_start = 8
+    # Length, type and CRC of a chunk have 4 bytes each; the data are between type and CRC.
     while chunk_start + 12 <= len(content):
         length = int.from_bytes(content[chunk_start : chunk_start + 4])
         kind, end = bytes(content[chunk_start + 4 : chunk_start + 8]), chunk_start + 8 + length
@@ -310,6 +317,7 @@ def _check_png(content: memoryview) -> None:
             break
         if zlib.crc32(content[chunk_start + 4 : end]) != int.from_bytes(content[end : end + 4]):
             raise UnreadableSample(f"damaged image: the checksum of its part {kind.decode('latin-1')} is wrong")
+        # Bit depth follows width and height (section 11.2.2).
         if kind == b"IHDR" and length == 13 and content[chunk_start + 16] == 16:
             raise UnreadableSample("it has 16 bits a pixel, of which training would read 8; use --encoding raw")
         if kind == b"IEND":
@@ -342,6 +350,7 @@ def _converted(image: Any, channels: int) -> Any:
     """Return `image` of 8 bits in the mode of `channels`."""
     if image.mode == "P":
         image = image.convert("RGBA" if "transparency" in image.info else "RGB")
+    # Pillow has no conversion from CMYK to RGBA.
     elif image.mode == "CMYK" and channels == 4:
         image = image.convert("RGB")
     return image if image.mode == _MODES[channels] else image.convert(_MODES[channels])

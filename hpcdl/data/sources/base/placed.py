@@ -56,6 +56,7 @@ class PlacedArray:
 
     def values(self) -> Array:
         """Return the whole array, memory-mapped."""
+        # An empty range of a file cannot be mapped.
         if not int(np.prod(self.shape)):
             return np.empty(self.shape, self.dtype)
         return np.memmap(self.path, self.dtype, "r", self.offset, self.shape)

@@ -249,6 +249,7 @@ def recognise(location: str) -> str:
     with examining(location):
         if path.is_dir() and not any(path.iterdir()):
             raise SourceError(f"the source folder {location} is empty; it needs a folder of images for each class")
+        # Before the formats, of which HDF5 would take the shards for a source.
         _ask_of_shards(path)
         for name in SOURCES:
             if SOURCES.load(name).recognises(path):
@@ -294,7 +295,7 @@ _TAKEN: dict[str, tuple[str, ...]] = {
     "image-folder": ("input", "target", "target_kind", "nan", *_NAMES),
 }
 """The flags that each format takes; a format added by a site gets every flag."""
-_UNSET = (None, False, "auto", (), "names", "first")
+_UNSET = (None, False, "auto", (), "names", "first")  # the defaults of these flags
 _REMEDIES = {
     "image_field": "images are the files of the folders",
     "label_field": "a folder's name is the class of its images; a .csv of file,label lists others",
@@ -311,6 +312,7 @@ def check_flags(name: str, chosen: Any) -> None:
     all_flags = dict.fromkeys(flag for taken in _TAKEN.values() for flag in taken)
     for flag in all_flags:
         value = getattr(chosen, flag, None)
+        # --samples is refused where the source is known not to be synthetic (write/listing.py).
         if flag in _TAKEN[name] or value in _UNSET or (flag == "samples"):
             continue
         flags_text = ", ".join(_typed(taken) for taken in _TAKEN[name]) or "none of the flags about a source"
@@ -373,6 +375,7 @@ class IndexWriter:
         self._files[split].write(content)
         self.counts[split] += len(rows)
         stable = rows.copy()
+        # A copy of the source has other times and is the same source; times are in `state`.
         stable["stamp"] = 0
         self._digest.update(split.encode() + b"\0" + stable.tobytes())
 
@@ -432,6 +435,7 @@ class Index:
         if num_bytes <= _AT_ONCE and len(numbers) * _FEW >= num_bytes // size:
             return np.frombuffer(os.pread(descriptor, num_bytes, 0), ROW)[numbers]
         result = np.empty(len(numbers), ROW)  # filled in place: a list of millions of rows is five times as large
+        # One small read for each of a few rows; below, one pass over the whole list for many.
         if len(numbers) * _FEW < num_bytes // size:
             buffer = result.view(np.uint8).data
             for at, number in enumerate(numbers):
@@ -454,6 +458,7 @@ class Index:
 
     def name(self, start: int) -> bytes:
         """Return the name that starts at `start`."""
+        # Linux has no longer paths (PATH_MAX).
         content = os.pread(self._descriptor("names"), 4096, start)
         return content.partition(b"\0")[0]
 

@@ -18,7 +18,7 @@ from hpcdl.data.format.dataset import UNSPLIT
 if TYPE_CHECKING:
     from hpcdl.data.sources.base.source import SourceSpec
 
-AUTO, KEEP, IGNORE = "auto", "keep", "ignore"
+AUTO, IGNORE = "auto", "ignore"
 SPLIT_WORDS = {
     "train": "train", "training": "train", "trn": "train", "trainval": "train",
     "val": "val", "valid": "val", "validation": "val", "validate": "val", "dev": "val", "holdout": "val",
@@ -31,6 +31,7 @@ _PLAIN = r"(?:set|sets|data|dataset|images?|imgs?|split|files?|samples?|new|full
 _WORD = re.compile(rf"({'|'.join(sorted(SPLIT_WORDS, key=len, reverse=True))}){_PLAIN}?")
 _DIVISION = re.compile(r"(?:k?folds?|subsets?|partitions?|splits?|sets?)")
 """Words for any division of a data set."""
+# Words of a name by case, and its numbers: trainA is train and A, train2017 is train and 2017.
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _CLUTTER = re.compile(
     r"\..*|__MACOSX|@eaDir|\$RECYCLE\.BIN|System Volume Information|lost\+found|Thumbs\.db|desktop\.ini"
@@ -130,6 +131,7 @@ def remarks_on_missing(paths: Iterable[Path]) -> list[str]:
     remarks = []
     for (_, before, count, behind), numbers in sets.items():
         missing = sorted({*range(int(count))} - numbers)
+        # Files that count from 1 reach the count itself, and lack the number 0 alone.
         if missing and max(numbers) < int(count):
             names = some(f"{before}-{number:0{len(count)}d}-of-{count}{behind}" for number in missing)
             remarks.append(f"{len(missing)} of {int(count)} files are not there, as the others' names tell: {names}")
@@ -164,12 +166,14 @@ def by_names(paths: Sequence[Path], spec: SourceSpec, root: Path | None = None) 
 def _split_words(path: Path, root: Path | None) -> set[str]:
     """Return the splits in a file's own name, else those in the folders above it below `root`."""
     above = path.relative_to(root).parts[:-1] if root is not None else ()
+    # The nearest name counts: train/test-1.csv says test.
     names = [path.name.partition(".")[0], *reversed(above)]
     return next((splits for name in names if (splits := splits_in(name))), set())
 
 
 def _labels(words_of_paths: Sequence[set[str]]) -> list[str | None]:
     """Return one split per file, ignoring splits that all files name; None if none or several remain."""
+    # A word in all names tells nothing: it may belong to the name of the data set.
     common = set.intersection(*words_of_paths)
     distinct = [splits - common for splits in words_of_paths]
     return [next(iter(splits)) if len(splits) == 1 else None for splits in distinct]

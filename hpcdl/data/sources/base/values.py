@@ -54,6 +54,7 @@ def labels_in(arrays: Sequence[PlacedArray]) -> Iterator[Array]:
         for values in values_in([array]):
             if values.dtype.kind == "f":
                 finite = np.isfinite(values)
+                # 0 in place of NaN, whose conversion to an integer is not defined.
                 yield np.where(finite, np.where(finite, values, 0).astype(np.int64), ABSENT)
             else:
                 yield values
@@ -112,11 +113,13 @@ def marks_of_missing(field: Field, arrays: Sequence[PlacedArray]) -> str:
 
 def mark_of_missing(name: str, dtype: np.dtype[Any], rows: Callable[[], Iterable[Array]]) -> str:
     """Describe such a number among `rows`, which returns pieces of shape (N, places) again at each call."""
+    # No value of a byte is odd among others.
     if dtype.kind not in "if" or dtype.itemsize < 2:
         return ""
     limits = np.iinfo(dtype) if dtype.kind == "i" else np.finfo(dtype)
     fitting = [mark for mark in _MARKS if float(limits.min) <= mark <= float(limits.max)]
     marks = np.array(fitting, np.float64).astype(dtype)
+    # Two passes, because most fields have no such number at a bound, and are done after the first.
     bounds = [(np.fmin.reduce(values), np.fmax.reduce(values)) for values in rows() if len(values)]
     if not bounds:
         return ""
@@ -191,6 +194,7 @@ def step_of_windows(facts: SourceFacts) -> int:
         return 0
     values = np.fromfile(place.file, place.dtype, _WINDOWS * length * width, offset=place.offset)
     rows = values[: len(values) // (length * width) * length * width].reshape(-1, length, width)
+    # Constant windows would fit at every step.
     if len(rows) < _WINDOWS or not (rows.std(1) > 0).any(1).all():
         return 0
     steps = range(1, length - _LEAST_OVERLAP + 1)
@@ -269,6 +273,7 @@ def rounded_away(chunks: Iterable[Array]) -> str:
             np.fmax(error, chunk_bounds[2]),
         )
     with np.errstate(over="ignore", invalid="ignore"):
+        # An infinite error is a value beyond the range of float32.
         coarse = np.flatnonzero((error * _FEWEST_STEPS > high - low) & ((high > low) | np.isinf(error)))
     if not len(coarse):
         return ""

@@ -66,6 +66,7 @@ def read_items(command: Sequence[str], left: ItemsLeft, workers: int) -> Iterato
             processes.append(_Process(command))
             stack.callback(processes[-1].kill)
             free.put(processes[-1])
+        # Registered last, so first: no chunk begins any more when processes are killed, whose end ends the threads.
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)
 
         def found_of(chunk: Sequence[Any]) -> list[Found]:
@@ -78,6 +79,7 @@ def read_items(command: Sequence[str], left: ItemsLeft, workers: int) -> Iterato
         futures: deque[Future[list[Found]]] = deque()
         for chunk in chunks:
             futures.append(pool.submit(found_of, chunk))
+            # A limit on what is read and not yet used: its values are in memory.
             if len(futures) >= _AHEAD * workers:
                 yield from futures.popleft().result()
         while futures:

@@ -80,6 +80,7 @@ class UserReader:
         module.__file__ = str(self.path.absolute())
         sys.modules[module.__name__] = module  # as an import does: classes in the file look up their module here
         with self.running():
+            # The bytes whose digest is recorded, not the file, which may change meanwhile.
             exec(compile(self.content, str(self.path), "exec"), vars(module))
         function = getattr(module, self.name, None)
         if function is None:
@@ -147,6 +148,7 @@ class ReaderSource(FieldSource):
             raise SourceError(f"reader {self._spec.reader}: some of its splits have items, others not; make them alike")
         try:
             for name, stream in self._streams.items():
+                # Closed after an error too, which ends the processes that read.
                 with closing(self._taken(name, stream)) as noted_samples:
                     for sample, origin, sample_name in noted_samples:
                         self._add(sample, origin, sample_name, again=again == {True})
@@ -161,6 +163,7 @@ class ReaderSource(FieldSource):
         facts = self.list_parts([self._group(name, spool) for name, spool in spools.items()], index)
         for spool in spools.values():
             index.include(spool.checksum())
+        # Each field was placed once for each split.
         keys = self._order[:: len(spools)]
         return dataclasses.replace(
             _with_class_names(facts, keys, next(iter(self._streams.values())).class_names),
@@ -248,6 +251,7 @@ class ReaderSource(FieldSource):
                     thing = next(samples, _END)
                 if thing is _END:
                     return
+                # A generator gives each sample once, so that all of its values are kept.
                 yield noted(self._understood(thing, f"sample {number}"), None), (name, number), f"sample {number}"
                 number += 1
         with self._reader.running("items()"):
@@ -363,6 +367,7 @@ class ReaderSource(FieldSource):
             values = self._understood(self._read(self._streams[name], item), _item_name(item)).values
         except SourceError as error:
             raise UnreadableSample(str(error)) from error
+        # Listing has checked other values, and classes were numbered by them.
         if digest_of(values) != spooled_items.digest(number):
             raise SourceChanged(
                 f"reader {self._spec.reader}, {_item_name(item)}: its values are not those of a moment ago; a reader "

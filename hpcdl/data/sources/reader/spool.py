@@ -23,6 +23,7 @@ DIRECT = ".direct"
 def digest_of(values: Mapping[str, Value]) -> int:
     """Return a checksum of a sample's values, names, types and shapes."""
     digest = xxhash.xxh3_64()
+    # Sorted: a reader may give a sample's values in another order when it is asked again.
     for name in sorted(values):
         value = values[name]
         kind = "text" if isinstance(value, bytes) else shape_text(value.shape, value.dtype.str)
@@ -194,6 +195,7 @@ class _Column:
         lengths = np.frombuffer(self._lengths, np.int64)
         if not axes:
             return PlacedArray(path=self._path, shape=(len(lengths),), dtype=dtype, stored=self._kept)
+        # Text always varies in length, also where all texts happen to be as long.
         if not self._text and (lengths == lengths[0]).all() and lengths[0]:
             shape = (len(lengths), int(lengths[0]), *other_sides)
             return PlacedArray(path=self._path, shape=shape, dtype=dtype, stored=self._kept)

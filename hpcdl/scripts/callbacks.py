@@ -132,6 +132,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self._counts_on = None
         self._seen.script_steps.counted = True
         for center in self._centers():
+            # First: making variables equal below must not give all ranks rank 0's own weights.
             center.to_center()
         self._start_alike()
         self._metrics = MetricsOverRanks(self.model, self._communicator, self.group)
@@ -175,6 +176,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Count the step. Save and leave if that is requested."""
+        # With steps_per_execution Keras calls once for several steps.
         num_steps, self._steps = batch + 1 - self._steps, batch + 1
         now_s = time.monotonic()
         self._seen.doing(f"epoch {self._epoch + 1}", self._steps)
@@ -193,6 +195,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
         last = self.group.join(without_batch=self._steps == 0)
         by_rank = self._communicator.allgather_json([self._steps, bool(self.model.stop_training)])
         differ = len({steps for steps, _ in by_rank}) > 1
+        # One rank's callback may stop the fit, and the next epoch's steps need all ranks.
         stops = any(stop for _, stop in by_rank)
         over = stops or self._epoch + 1 == (self.params or {}).get("epochs")
         for center in self._centers():
@@ -347,6 +350,7 @@ def _fit_over_ranks(plain: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(plain)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # `callbacks` may be given by its place, as all arguments of fit.
         bound = signature.bind(self, *args, **kwargs)
         group = group_of_fit(self)
         user_callbacks = bound.arguments.get("callbacks")

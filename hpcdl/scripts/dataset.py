@@ -41,6 +41,7 @@ def dataset(whole: Any, *, batch_size: int | None = None, steps: int | None = No
             raise UsageError("hpcdl.dataset cannot tell how many elements there are; give steps= per rank and epoch")
     else:
         each = number // size
+        # Without the remainder: ranks with one batch more would wait for the others.
         part = part.take(each)
         most = each // batch_size if batch_size else each
         if not most:

@@ -327,14 +327,17 @@ class GradientExchange:
         alone = self.group.size == 1  # no other rank that could use another order
         if not alone and self._compared is not None:
             self._samples.trace_new(rows_of_call)
+        # Stage 1: all ranks are in this step with the same gradients, or all end with one error.
         with tf.control_dependencies([*([] if alone else turn_begins()), first]):
             total, begun = self._begin(details, names, weight, first)
+        # Stage 2: the sums, dense gradients first. They are scaled before: a sum may overflow where the mean does not.
         before, after = (None, None) if shared else self._factors(weight, total)
         with tf.control_dependencies([begun]):
             dense = {index: gradient for index, gradient in enumerate(converted) if isinstance(gradient, tf.Tensor)}
             dense = self._sum_up(
                 {index: scaled_by(before, gradient) for index, gradient in dense.items()}, names, variables
             )
+        # After the dense ones, because messages need one order on all ranks.
         with tf.control_dependencies([begun, *dense.values()]):
             sparse = {
                 index: gradient for index, gradient in enumerate(converted) if isinstance(gradient, tf.IndexedSlices)
@@ -375,6 +378,7 @@ class GradientExchange:
             return numpy.float64(total), self._is_due()
 
         total, due = call_python(begin, [weight], [tf.float64, tf.bool])
+        # call_python loses shapes, and tf.cond takes a scalar.
         total, due = tf.ensure_shape(total, []), tf.ensure_shape(due, [])
         if self._compared is None:
             return total, total
@@ -413,20 +417,25 @@ class GradientExchange:
         size, settings = self.group.size, self.settings
         if size == 1 or settings.op == "sum":
             return None, None
+        # The batches of all ranks may be empty.
         share = tf.math.divide_no_nan(weight, total) if settings.average_over == "samples" else 1 / size
         factor = settings.gradient_predivide_factor
         return (share, None) if factor == 1.0 else (share * size / factor, factor / size)
 
     def _sum_up(self, dense: Mapping[int, Any], names: Sequence[str], variables: Sequence[Any]) -> dict[int, Any]:
         """Return the sums over the ranks, with one message per group of gradients."""
+        # Half precision would round at every addition, and may overflow where the mean does not.
         wide = {
             index: tf.cast(gradient, tf.float32) if gradient.dtype.size < 4 else gradient
             for index, gradient in dense.items()
         }
         summed: dict[int, Any] = {}
+        # One group after another: the order of messages must be the same on all ranks.
         for indices, bucket_bytes in self._groups(wide, variables):
             with tf.control_dependencies(list(summed.values())):
+                # Control dependencies hold for operations that are made inside alone, hence the identity.
                 to_sum = [tf.identity(wide[index]) if summed else wide[index] for index in indices]
+                # A call sums some of the variables: what compression leaves over is kept by their place among all.
                 if self._keeps_rest:
                     self._worker.numbers = [self._number(variables[index]) for index in indices]
                 sums = self._worker.sum_up(to_sum, [names[index] for index in indices], bucket_bytes)
@@ -449,6 +458,7 @@ class GradientExchange:
             num_bytes = sum(gradient.dtype.size * (gradient.shape.num_elements() or 1) for gradient in dense.values())
             return [(list(dense), -(-num_bytes // groups))]
         group_numbers = {key_of(variable): number for number, group in enumerate(groups) for variable in group}
+        # Variables that no list names travel each by themselves.
         alone = itertools.count(len(groups))
         numbers = {index: group_numbers.get(key_of(variables[index]), next(alone)) for index in dense}
         return [

@@ -59,6 +59,7 @@ def existing_alike(group: ScriptGroup, trained: Collection[str] | None = None, *
         if any(row != rows[0] for row in rows):
             group.keep("said that weights differ in number", lambda: _refuse_different(group))
             return
+        # Digests travel, not weights: only those that differ are sent.
         digests = group.messages.allgather_json([digest_of(weight) for weight in weights])
         values = dict(zip(map(unique, weights), zip(*digests, strict=True), strict=True))
         differing = [weight for weight in weights if len(set(values[unique(weight)])) > 1]

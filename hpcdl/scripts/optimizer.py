@@ -129,9 +129,11 @@ def _combining(chosen: Any, settings: ExchangeSettings, group: ScriptGroup, fact
     exchange = GradientExchange(group, settings, lambda: shared_variables(chosen))
     set_own(chosen, "gradient_exchange", exchange)
     for leaf in leaves_of(chosen):
+        # In each inner optimizer, because a loss scale or a MultiOptimizer only passes gradients on.
         _exchange_in(leaf, exchange, factor, scaled=scales(chosen))
     _start_alike(chosen, group)
     if scales(chosen):
+        # One rank's overflow must be a skipped step on all, or weights part.
         _agree_on_finite(chosen, exchange)
     if not hasattr(getattr(chosen, "inner_optimizer", chosen), "optimizers"):
         _share_loss(chosen, exchange)
@@ -366,6 +368,7 @@ def _agree_on_finite(optimizer: Any, exchange: GradientExchange) -> None:
             return finite
 
         def agree(finite: Any) -> bool:
+            # The header itself sums the answers, so that this costs no further message.
             return exchange.group.agree("a look for overflowing gradients", weight=float(not finite)) == 0
 
         with tf.control_dependencies(turn_begins()):
@@ -446,10 +449,12 @@ class DistributedGradientTape:
         """Return the exchange that all tapes with these variables share, step after step."""
         group, settings = self._group, self._settings
         keys = tuple(key_of(variable) for variable in variables)
+        # Weak, because the group keeps the exchange, which must not keep a deleted model.
         weak_refs = [weakref.ref(variable) for variable in variables]
 
         def compared() -> list[Any]:
             return [variable for variable in (reference() for reference in weak_refs) if variable is not None]
 
+        # Later traces use the exchange too: nothing of it may belong to the graph of this one.
         with tf.init_scope():
             return group.keep((repr(settings), keys), lambda: GradientExchange(group, settings, compared))

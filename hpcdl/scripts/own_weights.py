@@ -92,8 +92,10 @@ class OwnWeights(ABC):
 
     def begin_epoch(self, communicator: Communicator) -> None:
         """Continue with each rank's weights. If a rank has changed the variables, rank 0's count. Collective."""
+        # The script, or a callback, has set the variables since: it means the model of all ranks.
         changed = self._own is not None and not numpy.array_equal(self._flat(), self.shared())
         by_rank = communicator.allgather_json([changed, self._num_updates])
+        # Which update exchanges depends on its number: all ranks must count alike.
         self._num_updates = max(number for _, number in by_rank)
         if any(new for new, _ in by_rank):
             self._own, self._began = None, False
@@ -177,6 +179,7 @@ class CenterExchange(OwnWeights):
             period=settings.period or info.features.default_period,
         )
         _check(info, elastic, optimizer, group.size)
+        # With another period a rank would be in other exchanges, and the rest would wait for it.
         group.agree("an exchange with a center that begins", [repr(settings)])
         context = Context(
             info=info,
@@ -201,7 +204,7 @@ class CenterExchange(OwnWeights):
         moved = [held(variable) for variable in trained_by(self._optimizer)]
         self._check_types(moved)
         # Wait for the first gradient: a step whose data has ended must not begin what it cannot take part in.
-        first = next(reversed(by_key.values()))
+        first = next(reversed(by_key.values()))  # back-propagation begins at the last variable
         own_gradients = [by_key.get(key_of(variable), tf.zeros(variable.shape, variable.dtype)) for variable in moved]
         with tf.control_dependencies([*turn_begins(), first]):
             begun = call_python(self._begin, [one_buffer([variable.read_value() for variable in moved])], tf.bool)
@@ -275,6 +278,7 @@ class CenterExchange(OwnWeights):
             center = self._flat()
             self._replica.restore({"replica/weights": arrays["weights"]})
             self._replica.start(center, self._lengths)
+            # Forgotten, because a later start would take these weights again.
             self._replica.restore({})
             self._num_updates = int(arrays["updates"])
             self._assign(self._replica.weights)
@@ -284,6 +288,7 @@ class CenterExchange(OwnWeights):
 def _check(info: StrategyInfo, elastic: ElasticConfig, optimizer: Any, num_ranks: int) -> None:
     """Raise UsageError if the optimizer's rule is not the strategy's own, or if the moving rate diverges."""
     equations = f"strategy={info.name!r} moves weights by its own equations"
+    # Exactly this class: one derived from it may update otherwise.
     if type(optimizer) is not keras.optimizers.SGD or optimizer.momentum or scales(optimizer):
         raise UsageError(f"{equations} (sgd), not by {type(optimizer).__name__}'s: give it keras.optimizers.SGD(rate) "
                          "without momentum")  # fmt: skip

@@ -196,6 +196,7 @@ class PeriodicExchange(OwnWeights):
         if not self._began:
             self._start_with(self._flat())
             return
+        # Steps that this rank does not take are counted up to the exchange that the others are in.
         while not self._weights.before_step(self._num_updates, self._rate):
             self._num_updates += 1
         self._num_updates += 1
@@ -219,6 +220,7 @@ class PeriodicExchange(OwnWeights):
         self.to_center()
         if not self._began:
             return
+        # Ranks with fewer steps count on as the others do, so that the next exchange finds all at one update.
         self._num_updates = max(self.group.messages.allgather_json(self._num_updates))
         if unequal:
             self._weights.level(self.group.messages, last)

@@ -60,6 +60,7 @@ class State:
         self._given = [] if optimizer is None else list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
         self._names = list({"epoch": 0, **values})
         vars(self).update(values)
+        # A value that cannot be kept is refused now, not hours later at the first checkpoint.
         self._kept_values()
         limits = here.run.config.checkpoint if here.run is not None else None
         self._keep = limits.keep_checkpoints if limits else 3
@@ -128,6 +129,7 @@ class State:
         flags = self._control.after_steps() if stepped else ControlFlags()
         if flags.save or flags.stop:
             self._begin_to_save()
+        # In the background the next steps run while it is written; a process that stops has to wait for it.
         if flags.stop or (flags.save and (self._run is None or self._run.work.way == OFF)):
             self._finish_saving()
         if flags.stop:
@@ -165,6 +167,7 @@ class State:
             "rates": rates_of(self._optimizers()),
             "moves": self._moves(),
         }
+        # The shared part of a checkpoint holds the weights that all ranks share, not those of the rank that writes.
         with center_in_place(*self._optimizers()):
             shared = [variable.numpy() for variable in self._weights()]
         of_optimizers = [variable.numpy() for variable in self._of_optimizers()]
@@ -225,9 +228,11 @@ class State:
         (shared, own_arrays, facts), self._pending = self._pending, None
         weights = self._weights()
         for optimizer, moved in zip(self._optimizers(), facts.get("moves", []), strict=False):
+            # Without its variables an optimizer has nothing to put its state into.
             if not optimizer.built and moved is not None and all(index < len(weights) for index in moved):
                 optimizer.build([weights[index] for index in moved])
         if self._communicator.rank == 0:
+            # Rank 0 alone has read what is shared; the broadcast gives it to the others.
             arrays.assign(self._weights(), shared, "weights")
             arrays.assign(self._of_optimizers(), shared, "optimizer")
         broadcast_variables(self._communicator, [*self._weights(), *self._of_optimizers()])
@@ -255,6 +260,7 @@ class State:
         if newest_step is not None:
             shared, facts = checkpoints.read_shared(self._folder, newest_step)
         cause = problems[0].partition("; going back")[0] if problems and newest_step is None else ""
+        # From rank 0 alone: all ranks must continue from one checkpoint, and say the same of a damaged one.
         step, facts, damaged, missing = self._communicator.allgather_json([newest_step, facts, cause, missing])[0]
         if missing:
             raise UsageError(f"{missing}; put it back, or name another folder")
@@ -268,6 +274,7 @@ class State:
         self._communicator.monitor.script_steps.reached(step)
         values = given_back(facts["values"])
         vars(self).update({name: value for name, value in values.items() if name in self._names})
+        # With another number of ranks no rank's own state belongs to one of these.
         own_arrays = checkpoints.read_own(self._folder, step, rank) if facts["ranks"] == self._communicator.size else {}
         self._pending = shared, own_arrays, facts
         if self._run is not None:

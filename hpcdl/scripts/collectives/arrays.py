@@ -46,6 +46,7 @@ ADDS: dict[str, Add | None] = {"sum": None, "mean": None, "min": _minimum, "max"
 def reduce_arrays(group: ScriptGroup, values: Sequence[Array], op: str) -> list[Array]:
     """Return arrays reduced over the group, as new arrays. Raises UsageError for types without such an operation."""
     for value in values:
+        # V is bfloat16, which is no type of numpy's own.
         if value.dtype.kind not in "iufcV" or (op == "mean" and value.dtype.kind in "iu"):
             raise UsageError(f"{op} of {value.dtype} values: cast them first, or use op=hpcdl.Sum for whole numbers")
     group.agree(f"allreduce {op}", [_form_of(value) for value in values])
@@ -57,10 +58,12 @@ def reduce_arrays(group: ScriptGroup, values: Sequence[Array], op: str) -> list[
     def reduce(buffer: Array) -> None:
         auto.allreduce(group.messages, buffer, workspace, ADDS[op])
 
+    # In the order of first use, which all ranks have alike by the agreement above.
     for dtype in dict.fromkeys(value.dtype for value in values):
         same_type = [index for index, value in enumerate(values) if value.dtype == dtype]
         flat = numpy.concatenate([results[index].reshape(-1) for index in same_type]).astype(_wide(dtype), copy=False)
         group.summing(reduce)(flat)
+        # Divided in the wide type, before it is rounded to the given one.
         flat = (flat / group.size if op == "mean" else flat).astype(dtype, copy=False)
         parts = numpy.split(flat, numpy.cumsum([results[index].size for index in same_type])[:-1])
         for index, part in zip(same_type, parts, strict=True):
@@ -117,6 +120,7 @@ def swap_rows(group: ScriptGroup, value: Array, splits: Any) -> tuple[Array, Arr
     group.agree("alltoall", [f"{value.dtype} (rows, {', '.join(map(str, value.shape[1:]))})"])
     if group.size == 1:
         return value.copy(), counts
+    # First how many rows come, because buffers to receive must have the right size.
     incoming_counts = swap_numbers(group.messages, counts.reshape(-1, 1))[:, 0]
     outgoing = numpy.split(numpy.ascontiguousarray(value), numpy.cumsum(counts)[:-1])
     incoming = [numpy.empty((count, *value.shape[1:]), value.dtype) for count in incoming_counts]

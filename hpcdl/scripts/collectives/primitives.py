@@ -46,6 +46,7 @@ class ProcessSet:
         if not self.ranks or self.ranks[0] < 0 or self.ranks[-1] >= size:
             raise UsageError(f"ProcessSet({list(ranks)}): name at least one rank, each from 0 to {size - 1}")
         world.group.agree(f"hpcdl.ProcessSet({list(self.ranks)})")
+        # Collective over all ranks: those outside the set form a part that nobody uses.
         part = world.communicator.split(int(world.communicator.rank in self.ranks), world.communicator.rank)
         self._group = ScriptGroup(part) if self.included() else None
 
@@ -81,7 +82,7 @@ Value = TypeVar("Value")
 Operation = Literal["sum", "mean", "min", "max", "product"]
 Sum: Final = "sum"
 Mean: Final = "mean"
-Average: Final = "mean"
+Average: Final = "mean"  # Horovod's name
 Min: Final = "min"
 Max: Final = "max"
 Product: Final = "product"
@@ -228,6 +229,7 @@ def broadcast_object(value: Value, root_rank: int = 0, *, process_set: ProcessSe
     group = group_of(process_set)
     _check_root(group, root_rank)
     text = numpy.frombuffer(_as_json(value if group.rank == root_rank else None), numpy.uint8)
+    # Only the root knows how long the text is, and a broadcast needs buffers of one size.
     (length,) = broadcast_arrays(group, [numpy.array([text.size])], root_rank)
     padded = text.copy() if group.rank == root_rank else numpy.zeros(int(length[0]), numpy.uint8)
     (sent,) = broadcast_arrays(group, [padded], root_rank)

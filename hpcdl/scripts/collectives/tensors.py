@@ -57,6 +57,7 @@ def turn_ends(outputs: Sequence[Any]) -> list[Any]:
 def check_no_strategy(strategy: Any) -> None:
     """Raise UsageError for a tf.distribute strategy that distributes work itself."""
     default = type(strategy).__name__.startswith("_Default")  # TensorFlow's name for no strategy
+    # One device is what a rank has anyway.
     if not default and not isinstance(strategy, tf.distribute.OneDeviceStrategy):
         raise UsageError(
             f"{type(strategy).__name__} and hpcdl would both deal the work out: leave `with strategy.scope()` out; "
@@ -69,6 +70,7 @@ def check_traceable() -> None:
     if tf.distribute.has_strategy():
         check_no_strategy(tf.distribute.get_strategy())
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    # XLA may compile any of the functions around this one.
     while graph is not None:
         context = graph._get_control_flow_context()
         if context is not None and context.IsXLAContext():
@@ -116,11 +118,13 @@ def allreduce(group: ScriptGroup, tensors: Sequence[Any], op: str) -> list[Any]:
         reduced = forward(given, op)
 
         def gradient(*upstream: Any) -> Any:
+            # All ranks' results depend on this rank's value, so that their upstream gradients are combined too.
             total = forward(upstream, "mean" if op == "mean" else "sum")
             if op in ("sum", "mean"):
                 return total
             if op == "product":
                 return [sum_ * _of_others(group, value) for sum_, value in zip(total, given, strict=True)]
+            # Several elements may attain the minimum or maximum, and share its gradient.
             hit = [tf.cast(tf.equal(*pair), dtype) for *pair, dtype in zip(given, reduced, dtypes, strict=True)]
             return [
                 sum_ * attained / many for sum_, attained, many in zip(total, hit, forward(hit, "sum"), strict=True)
@@ -209,6 +213,7 @@ def alltoall(group: ScriptGroup, value: Any, splits: Any) -> tuple[Any, Any]:
 
 def broadcast_variables(group: ScriptGroup, variables: Sequence[Any], root: int) -> None:
     """Assign the root's values to the variables."""
+    # `value` of a Keras variable is its tf.Variable, and of a tf.Variable a method.
     handles = [getattr(variable, "value", variable) for variable in variables]
     handles = [
         handle if isinstance(handle, tf.Variable) else one for handle, one in zip(handles, variables, strict=True)

@@ -43,12 +43,14 @@ def synchronize_normalization() -> None:
 
 def moments_over_ranks(inputs: Any, axes: Any) -> tuple[Any, Any]:
     """Return mean and variance of `inputs` over `axes` and all ranks, with gradients. Batch sizes may differ."""
+    # Sums of half precision overflow, and round at every rank.
     values = tf.cast(inputs, tf.float32) if inputs.dtype.size < 4 else inputs
     count = tf.cast(tf.size(values) / tf.size(tf.reduce_sum(values, axes)), values.dtype)
     sums = tf.concat([tf.reduce_sum(values, axes), [count]], 0)
     total = _total(sums)
     mean = total[:-1] / total[-1]
     shape = [1 if axis in axes else values.shape[axis] for axis in range(len(values.shape))]
+    # About the common mean: a difference of two large sums would lose digits, or become negative.
     squares = _total(tf.reduce_sum(tf.math.squared_difference(values, tf.reshape(mean, shape)), axes))
     return tf.cast(mean, inputs.dtype), tf.cast(squares / total[-1], inputs.dtype)
 
@@ -122,6 +124,7 @@ def _of_all_ranks(batches: Iterator[Array], group: ScriptGroup) -> Iterator[Any]
         batch = next(batches, None)
         text = batch is not None and batch.dtype.kind in "OSU"
         form = None if batch is None else ["text" if text else batch.dtype.name, list(batch.shape[1:])]
+        # What rows are like is known to ranks that have some, and all need it to take part.
         forms = [one for one in group.messages.allgather_json(form) if one is not None]
         if not forms:
             return
@@ -133,6 +136,7 @@ def _of_all_ranks(batches: Iterator[Array], group: ScriptGroup) -> Iterator[Any]
             by_rank = [row for part in group.messages.allgather_json(rows) for row in part]
             yield tf.reshape(tf.constant([row.encode("utf-8", "surrogateescape") for row in by_rank]), [-1, *shape])
         else:
+            # A rank without rows left takes part with none, or the others would wait.
             yield gather_arrays(group, [numpy.zeros((0, *shape), kind) if batch is None else batch])[0]
 
 

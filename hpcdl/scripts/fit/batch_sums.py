@@ -76,6 +76,7 @@ def divisors_of_sum(loss: Any, number: int | None) -> list[float]:
         inputs, kind = list(operation.inputs), operation.type
         if kind == "Sum" and _takes_rows(operation) and _has_rows(inputs[0], number):
             return divisors
+        # The mean of one number is that number.
         if kind in _PASSING or (kind == "Mean" and inputs[0].shape.rank == 0):
             waiting.append((inputs[0], divisors))
         elif kind in _ADDING:
@@ -113,6 +114,7 @@ def _takes_rows(operation: Any) -> bool:
     """Return whether an operation reduces over the first dimension."""
     values, axes, *_ = operation.inputs
     known = tf.get_static_value(axes)
+    # Modulo the rank, because axes may be negative.
     return known is not None and bool(values.shape.rank) and 0 in known.reshape(-1) % values.shape.rank
 
 
@@ -131,6 +133,7 @@ def _has_rows(tensor: Any, number: int | None) -> bool:
         if operation.type == "Placeholder" or operation.type.startswith("Iterator"):
             return True
         changes = operation.type in _REDUCING and _takes_rows(operation)
+        # A product with a transposed batch sums over its samples: the rows of the result are others.
         turns = operation.type == "MatMul" and operation.get_attr("transpose_a")
         if not changes and not turns and operation.type != "ReadVariableOp":
             waiting += operation.inputs

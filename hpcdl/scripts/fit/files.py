@@ -122,8 +122,11 @@ def _saved_once(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         if getattr(_inside, "saving", False):  # a model's method has called the function below it
             return plain(model, filepath, *args, **kwargs)
         with center_in_place(*optimizers_of(model)):
+            # Objects and remote stores (gs://) have no path that ranks could compare or rename.
+            # Before contents are compared: only with the shared weights in place do ranks have the same to write.
             if folder is None or not isinstance(filepath, str | os.PathLike) or "://" in str(filepath):
                 return plain(model, filepath, *args, **kwargs)
+            # One file may be named in several ways, and ranks may have other working directories.
             path = Path(filepath).resolve()
             saving = _Saving(folder, path, _content(model, name), number=_next_number(path))
             if not saving.begins():
@@ -258,6 +261,7 @@ class _Saving:
             writer, written = self._read()
             if writer is not None:
                 with session().communicator.monitor.waiting_for(f"a file, {self._path.name}", (writer,)):
+                    # Asked again and again: a shared file system does not report what other nodes change.
                     while self._read()[0] == writer:
                         time.sleep(_LOOK_S)
             elif written and written == self._facts():

@@ -80,6 +80,7 @@ class LearningRate(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Agree on the largest number of steps per epoch: the rate must be the same on all ranks."""
         optimizer = self.model.optimizer
+        # A loss scale passes the learning rate on to what it wraps.
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         if hasattr(inner, "optimizers") or not isinstance(rate_variable(inner), VARIABLE):
             raise UsageError(
@@ -102,8 +103,10 @@ class LearningRate(keras.callbacks.Callback):
         """Set this step's rate, or the epoch's if the number of steps per epoch is unknown."""
         optimizer = self.model.optimizer
         rate = self._rate(optimizer)
+        # By callback, so that each replaces its own factor and leaves the others'.
         rate.factors[id(self)] = float(self._factor(self._epoch + (batch / self._steps if self._steps else 0.0)))
         wanted = math.prod([rate.initial, *rate.factors.values()])
+        # The optimizer holds float32: compared exactly, every step would set the rate anew.
         if numpy.float32(wanted) != numpy.float32(rate.applied):
             optimizer.learning_rate = wanted
             rate.applied = _current(optimizer)

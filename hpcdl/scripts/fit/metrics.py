@@ -159,6 +159,7 @@ class MetricsOverRanks:
 
     def _results(self, logs: Any) -> Any:
         """Return the results over all ranks at the end of an epoch or evaluation, otherwise the model's own."""
+        # Of the class: the model's own attribute is this method.
         plain = getattr(type(self._model), RESULTS)
         if self.in_evaluation:
             self.in_evaluation = False
@@ -217,9 +218,12 @@ class MetricsOverRanks:
                 metric.gather_in(self._group)
                 continue
             how = getattr(metric, "over_ranks", "sum")
+            # By identity, because metrics may share variables, which must be added up once.
             states |= {id(variable): (variable, how) for variable in metric.variables}
         forms = [f"{how} of {tuple(variable.shape)}" for variable, how in states.values()]
+        # Before the sum, which would add states of different metrics slot by slot.
         self._group.agree("metrics over the ranks", forms)
+        # Counts beyond 2^24 lose single samples in float32.
         values = [numpy.asarray(variable.numpy(), numpy.float64) for variable, _ in states.values()]
         if self._group.rank == 0 and (doubtful := [one for one in metrics if _may_be_no_sum(one)]):
             names = ", ".join(one.name for one in doubtful)

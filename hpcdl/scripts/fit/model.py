@@ -215,6 +215,7 @@ def prepare_model(model: Any) -> None:
     if group is None:
         return
     if model.jit_compile:
+        # Keras keeps a traced step: with the function dropped it traces one without XLA.
         model.jit_compile = False
         model.train_function = None
         if group.rank == 0:
@@ -288,6 +289,7 @@ def rows_of_batch(most: int | None = None) -> list[Any]:
 def _rows_in(data: Any, most: int | None = None) -> list[Any]:
     given = tf.nest.flatten(data, expand_composites=True)
     rows = [tensor if most is None else tensor[:most] for tensor in given if tf.is_tensor(tensor) and tensor.shape.rank]
+    # Texts differ in length; their hashes are compared as all other values are.
     texts = [tf.strings.to_hash_bucket_fast(tensor, 1 << 62) for tensor in rows if tensor.dtype == tf.string]
     return texts + [
         tensor for tensor in rows if tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool

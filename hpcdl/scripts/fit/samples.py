@@ -76,6 +76,7 @@ def _note_new(data: Any, compared: list[weakref.ref[Any]]) -> bool:
     """Return whether `data` have an array or data set that is not in `compared`, and add these."""
     parts = [data] if isinstance(data, tf.data.Dataset) else tf.nest.flatten(data)
     parts = [part for part in parts if isinstance(part, tf.data.Dataset | tf.Tensor | numpy.ndarray)]
+    # Weak references: a script's data must not stay in memory because they were compared.
     compared[:] = [entry for entry in compared if entry() is not None]
     new = [part for part in parts if not any(entry() is part for entry in compared)]
     compared += map(weakref.ref, new)
@@ -120,6 +121,7 @@ class SamplesOfEpoch:
             strides = [1 << (array[:1].nbytes // _LOOKED_AT_BYTES_OF_ROW).bit_length() for array in rows]
             keys = _mixed([_keys(*one, seed) for seed, one in enumerate(zip(rows, strides, strict=True))])
             self._number += len(keys)
+            # A sum is the same in any order, in which the ranks differ.
             self._total = (self._total + int(keys.sum(dtype=numpy.uint64))) % 2**64
             smallest = numpy.concatenate([self._smallest, keys])
             self._smallest, inverse = numpy.unique(smallest, return_inverse=True)
@@ -248,7 +250,7 @@ def _mixed(keys_by_array: Sequence[Array]) -> Array:
     """Return one key for each sample from those of its arrays."""
     keys: Array = numpy.stack(keys_by_array).sum(0, dtype=numpy.uint64)
     # So far keys are linear in the values: their sum would be that of any samples with the same sums of columns.
-    keys = (keys ^ (keys >> numpy.uint64(29))) * numpy.uint64(0xBF58476D1CE4E5B9)
+    keys = (keys ^ (keys >> numpy.uint64(29))) * numpy.uint64(0xBF58476D1CE4E5B9)  # a constant of splitmix64
     keys ^= keys >> numpy.uint64(32)
     return keys
 
@@ -258,10 +260,12 @@ def _keys(array: Array, stride: int, seed: int) -> Array:
     row_bytes = array.nbytes // len(array)
     bytes_taken = slice(stride // 2 % row_bytes if row_bytes else 0, None, stride)
     num_taken = len(range(row_bytes)[bytes_taken])
+    # Odd factors have inverses modulo 2^64: two different bytes never give the same product.
     factors = numpy.random.default_rng(seed).integers(1, 2**64 - 1, num_taken, numpy.uint64) | numpy.uint64(1)
     keys = numpy.empty(len(array), numpy.uint64)
     step = max(1, _CHUNK_BYTES // max(1, row_bytes))
     for at in range(0, len(array), step):
+        # Bytes of a row can be taken only where they are in one piece.
         rows = numpy.ascontiguousarray(array[at : at + step])
         rows = rows.reshape(len(rows), -1).view(numpy.uint8)[:, bytes_taken]
         keys[at : at + step] = rows.astype(numpy.uint64) @ factors

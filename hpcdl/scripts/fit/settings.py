@@ -38,6 +38,7 @@ def warn_of_other_settings(group: ScriptGroup, what: str, settings: Mapping[str,
         return
     group.agree("the settings of an optimizer or a model")
     local = dict(_leaves(settings))
+    # Numbers first: the settings of a large model travel only if they differ.
     if len(set(group.messages.allgather_json(zlib.crc32(repr(local).encode())))) == 1:
         return
     first, *others = group.messages.allgather_json(local)
@@ -66,4 +67,5 @@ def _leaves(settings: Any, path: str = "") -> Iterator[tuple[str, str]]:
         yield path, re.sub("0x[0-9a-f]+", "0x", text)[:_LONGEST]  # addresses differ on every rank
     for name, value in pairs:
         if name not in _OWN:
+            # Keras puts the settings of every object into its `config`: the word would only lengthen the path.
             yield from _leaves(value, path if name == "config" else f"{path}/{name}".lstrip("/"))

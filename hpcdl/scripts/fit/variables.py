@@ -63,6 +63,7 @@ def _is_float(variable: Any) -> bool:
 def fixed_variables(model: Any) -> list[tuple[Any, str, bool]]:
     """Return the weights that no gradient moves, each with its combination and whether the script has chosen it."""
     fixed: dict[int, tuple[Any, str, bool]] = {}
+    # By identity, because == of variables compares their values.
     weight_ids = {id(weight) for weight in model.weights}
     for layer, variable in declared_fixed(model):
         if id(variable) in weight_ids:
@@ -129,6 +130,7 @@ class CombinedVariables:
             return
         kinds = fixed_variables(self._model)
         means = [one for one, how, _ in kinds if how == "mean"]
+        # In float64 the mean of equal float32 values is that value, on any number of ranks.
         values = [numpy.asarray(one.numpy(), numpy.float64) for one in means]
         for variable, value in zip(means, self._summed(values), strict=True):
             variable.assign((value / self._communicator.size).astype(_dtype(variable)))

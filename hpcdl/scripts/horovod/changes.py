@@ -59,6 +59,7 @@ class _Script(ast.NodeVisitor):
         self._origins: dict[str, str] = {}
         self._kinds: dict[str, str] = {}
         self._alias = "hvd"
+        # All names first: a function may use what a later line of the script defines.
         for node in ast.walk(tree):
             self._note(node)
         self._schedules = [

@@ -5,6 +5,7 @@ Names are full names: `hvd` stands for Horovod's modules and for hpcdl, `keras` 
 
 from __future__ import annotations
 
+# The longest first: names are compared with their beginnings in this order.
 MODULES = ("horovod.tensorflow.keras", "horovod.tensorflow", "horovod.keras")
 """Modules of Horovod that hpcdl replaces."""
 _KERAS_ALONE = "hpcdl trains Keras models on TensorFlow alone"

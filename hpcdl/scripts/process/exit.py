@@ -83,6 +83,7 @@ def users_own(error: BaseException) -> BaseException:
     lines = [line.strip() for line in _BOLD.sub("", message).splitlines() if line.strip()]
     places = [place for line in lines if (match := _PLACE.match(line)) and (place := _place(*match.groups()))]
     places = places or [place for frame in traceback.extract_tb(cause.__traceback__) if (place := _place(*frame[:3]))]
+    # The last place is the innermost line of the script.
     in_script = InFunction(f"{_text_in(lines, type(cause).__name__)}{f' ({places[-1]})' if places else ''}")
     in_script.__cause__ = error
     return in_script
@@ -116,6 +117,7 @@ def speaks_first(folder: Path, state: str) -> bool:
         time.sleep(FIRST_WORD_S)
     try:
         make_folder(folder)
+        # Creating the file succeeds on one rank alone.
         create(folder / "spoken")
     except FileExistsError:
         time.sleep(FIRST_WORD_S)
@@ -133,6 +135,7 @@ def noting_exit(note: Callable[[Any], None]) -> type[SystemExit]:
         plain.__init__(self, *args)
         note(self.code)
 
+    # Of builtins, so that tracebacks show it as Python's own.
     return type("SystemExit", (plain,), {"__init__": made, "__module__": "builtins"})
 
 
@@ -158,12 +161,15 @@ class ProcessEnd:
             raise noted(code)
 
         modules = [one for one in sys.modules.values() if isinstance(one, ModuleType)]
+        # A lazy module would import itself at any other access to its attributes.
         self._callers = [one for one in modules if object.__getattribute__(one, "__dict__").get("exit") is sys.exit]
         for module in self._callers:
+            # `from sys import exit` has given a module its own reference to the function.
             vars(module)["exit"] = leave
         vars(builtins).update({name: noted if name == "SystemExit" else leave for name in self._plain})
         atexit.register(self._over)
         self._leave_at_once, self._process = os._exit, os.getpid()
+        # atexit does not see os._exit, and the other ranks would wait for this one.
         vars(os)["_exit"] = self._left_at_once
 
     def uninstall(self) -> None:
@@ -202,6 +208,7 @@ class ProcessEnd:
             leave_together(self.last, self.watch, called="os._exit")
             from hpcdl.comm.mpi.communicator import finalize
 
+            # os._exit runs no exit functions, and an MPI launcher takes a rank without MPI_Finalize for a failed one.
             finalize()
         self._leave_at_once(status)
 
@@ -213,6 +220,7 @@ class ProcessEnd:
         communicator.abort(code)
 
     def _note(self, code: Any) -> None:
+        # In another thread SystemExit ends that thread alone.
         if threading.current_thread() is threading.main_thread():
             self.exit_called = exit_code_of(code), time.monotonic()
 
@@ -242,6 +250,7 @@ def leave_as_fork(error: BaseException | None) -> NoReturn:
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
+    # Not sys.exit: exit functions of the parent, MPI's among them, would run in the fork.
     os._exit(code)
 
 

@@ -83,6 +83,7 @@ class ScriptGroup:
                 self._refuse_different_calls([collective, *details], ["", *names])
         finally:
             self._entered.release()
+        # A rank that has joined takes part by what it recorded at an earlier call of the same sum.
         if self.num_joined and number not in self._sums:
             self._refuse_different_calls([f"{collective}, which was no sum that all ranks have taken part in before"])
         if number not in self._sums:
@@ -126,10 +127,12 @@ class ScriptGroup:
                 num_sums += 1
         waited = self._control.allgather_json(num_sums)
         self.unequal = max(waited) > 0
+        # Who has taken part in the fewest sums of others has joined last.
         return max(rank for rank, rounds in enumerate(waited) if rounds == min(waited))
 
     def _headers(self, number: int, weight: float, *, joined: bool) -> tuple[float, int, int | None]:
         """Return the sum of weights, the number of joined ranks, and the others' identifier; None if they differ."""
+        # Sums of numbers and of their squares tell whether all ranks have the same one: see `same` below.
         header = numpy.array([number, number * number, weight, joined], numpy.float64)
         self._control.allreduce(header)
         num_joined = int(header[3])

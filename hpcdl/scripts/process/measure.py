@@ -176,6 +176,7 @@ class ScriptRun:
             for rank, other in enumerate(others, 1):
                 for one, two in zip(first, other, strict=False):
                     unknown = math.isnan(one) or math.isnan(two)
+                    # Near 0 a relative difference says nothing, hence the absolute one.
                     if not unknown and not math.isclose(one, two, rel_tol=_ALIKE, abs_tol=_ALIKE**2):
                         return (
                             f"model.evaluate gave {one:.4g} on rank 0 and {two:.4g} on rank {rank}: each is of that "
@@ -214,6 +215,7 @@ class ScriptRun:
         meter = self.meter
         mean_s = meter.steps.mean if meter.num_steps else None
         counted = [rank.details["samples"] / rank.details["counted_steps"] for rank in ranks if rank.details["samples"]]
+        # Ranks that do not count their samples leave those of a step unknown.
         batch = statistics.fmean(counted) if len(counted) == len(ranks) else None
         rate = batch * len(ranks) / mean_s if batch and mean_s else None
         few = f"only {number_of(meter.num_steps, 'step')}: throughput includes the warm-up"

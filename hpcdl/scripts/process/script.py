@@ -98,6 +98,7 @@ def execute(
     communicator = injection.impaired(communicator)
     for name, variable in (("INTRAOP", runtime.INTRA_OP_VARIABLE), ("INTEROP", runtime.INTER_OP_VARIABLE)):
         if variable in os.environ:
+            # Before the script imports TensorFlow, which reads them once; what the user has set stays.
             os.environ.setdefault(f"TF_NUM_{name}_THREADS", os.environ[variable])
     way, remarks = way_in_script(config.checkpoint.background, communicator.size)
     work = BackgroundWork(way, communicator.monitor, watch.actions.log)
@@ -140,6 +141,7 @@ def execute(
 def _execute(script: str, arguments: list[str]) -> str:
     """Run the script to its end. Return the function by which it left with code 0, or "" after its last line."""
     sys.argv = [script, *arguments]
+    # runpy adds to the path only for a folder or an archive.
     sys.path.insert(0, str(Path(script).resolve().parent))
     try:
         with forks_apart(), leaving_in_order():

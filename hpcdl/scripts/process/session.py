@@ -131,6 +131,7 @@ def _settle_forks(process: Placement) -> None:
     """Ensure that later forks are not ranks and that SIGTERM ends them: multiprocessing ends its processes by it."""
     if not _forks:
         os.register_at_fork(after_in_child=_begin_as_fork)
+    # A hook at forks cannot be removed: it is set once, and finds here what counts now.
     _forks[:] = [process]
 
 

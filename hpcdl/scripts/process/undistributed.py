@@ -62,6 +62,7 @@ class TrainingWatch:
 
         Raises UsageError at once if nothing in the script can be distributed.
         """
+        # The attribute that a distributed optimizer has, or an inner one of it.
         if hasattr(optimizer, "counts_samples") or self._last_sum > self._before:
             return
         name = type(optimizer).__name__
@@ -87,6 +88,7 @@ class TrainingWatch:
 
     def taped(self, sources: Any) -> None:
         """Record the variables among `sources`, whose gradients a tape computes."""
+        # After the first exchange this question is settled, and tapes cost nothing more.
         if not self._exchanges:
             from tensorflow import nest  # a tape exists, so TensorFlow has been imported
 
@@ -266,6 +268,7 @@ def _after_import(name: str, change: Callable[[ModuleType], None]) -> None:
     if name in sys.modules:
         change(sys.modules[name])
     else:
+        # In the first place, before the finder that would load the module.
         sys.meta_path.insert(0, _AfterImport(name, change))
 
 
@@ -279,6 +282,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         """Return the module's own spec, once, with a loader that calls `change` at its end."""
         if fullname != self._name:
             return None
+        # First: `find_spec` below asks all finders, and would ask this one again.
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:

@@ -70,6 +70,7 @@ def _kept(paths: set[str], run_dir: Path) -> list[list[Any]]:
     groups: list[list[Any]] = []
     for path in map(Path, sorted(paths)):
         hidden = any(part.startswith(".") or part in ("cache", "__pycache__") for part in path.parts)
+        # With the inode: nodes may have a file of this path on storage of their own.
         if not hidden and not path.is_relative_to(run_dir) and path.is_file():
             groups.append([str(path), path.stat().st_ino])
     return groups

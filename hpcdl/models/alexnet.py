@@ -17,6 +17,7 @@ def build(num_classes: int = 1000, input_shape: tuple[int, int, int] = (227, 227
     """Build AlexNet: images (N,H,W,C) to logits (N, num_classes)."""
     check_input("alexnet", num_classes, input_shape)
     images = keras.Input(input_shape, name="images")
+    # (227 - 11) / 4 + 1 = 55 positions a side, as in the paper.
     x = convolution(images, 96, 11, stride=4, padding="valid", name="conv1")
     x = across_channels(x, size=5, alpha=1e-4)
     x = layers.MaxPooling2D(3, 2, name="pool1")(x)

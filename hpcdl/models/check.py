@@ -78,6 +78,7 @@ def check_model(
     with refusals.gathered():
         _check_can_be_written(model, spec)
     with refusals.gathered():
+        # Raises before the probes below, which a model of other inputs could not take.
         _check_inputs(model, spec, shape, any_type=output_shapes is not None)
         if all(name == CROSS_ENTROPY or hasattr(keras.losses, name) for name in losses):  # the objective refuses others
             with _noted_first_input(model) as received:
@@ -294,6 +295,7 @@ def _probed(
 ) -> list[np.ndarray[Any, Any]]:
     """Return the model's outputs for a few random samples, the main output first; empty if no shape is known."""
     shape = input_shape or tuple(getattr(model, "input_shape", (None,)))[1:]
+    # The same probes each time: a refusal must not depend on chance.
     random = np.random.default_rng(0)
     if isinstance(shape, Mapping):
         samples: Any = {name: _probes(random, sides) for name, sides in shape.items()}

@@ -77,6 +77,7 @@ def _inception(x: Tensor, filters: tuple[int, int, int, int, int, int], name: st
 
 
 def _head(x: Tensor, num_classes: int, number: int) -> Tensor:
+    # Sizes and dropout of the heads: section 5.
     x = layers.AveragePooling2D(5, 3, name=f"head{number}_pool")(x)
     x = convolution(x, 128, 1, name=f"head{number}_conv")
     x = layers.Flatten(name=f"head{number}_flatten")(x)

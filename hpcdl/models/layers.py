@@ -69,6 +69,7 @@ def within_channel(x: Tensor, *, size: int, alpha: float) -> Tensor:
 
     Pixels beyond the edge count as zeros. Source: Caffe, LRN layer with norm_region WITHIN_CHANNEL.
     """
+    # Padded here, because `same` pooling divides by the pixels inside the image alone.
     squares = ops.pad(ops.square(x), ((0, 0), (size // 2, size // 2), (size // 2, size // 2), (0, 0)))
     mean = ops.average_pool(squares, size, strides=1, padding="valid")
     return x * _inverse_three_quarters(1.0 + alpha * mean)

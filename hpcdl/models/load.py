@@ -80,6 +80,7 @@ def _named_module(builder: UserFunction) -> ModuleType:
         return importlib.import_module(builder.module)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        # The module itself, or a package above it; one that it imports is an error in the user's code.
         if missing and f"{builder.module}.".startswith(f"{missing}."):
             raise module_missing(builder) from error
         raise failed(builder, error) from error
@@ -215,6 +216,7 @@ def macs_of(model: keras.Model) -> int | None:
             model.inputs,
         )
         inputs = symbols[0] if len(symbols) == 1 else symbols
+        # Without training: what dropout and augmentation add is no multiply-accumulate of the network.
         graph = tf.function(lambda given: model(given, training=False)).get_concrete_function(inputs).graph
         return sum(map(_macs_of_operation, graph.get_operations()))
     except (ValueError, TypeError, AttributeError):  # a class without inputs, open shapes, a loop

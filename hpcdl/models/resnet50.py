@@ -24,7 +24,9 @@ def build(num_classes: int = 1000, input_shape: tuple[int, int, int] = (224, 224
     x = layers.MaxPooling2D(3, 2, padding="same", name="pool1")(x)
     for stage, (blocks, filters) in enumerate(_STAGES, start=2):
         for block in range(1, blocks + 1):
+            # The pooling before stage 2 has halved the image for it.
             stride = 2 if stage > 2 and block == 1 else 1
+            # A first block changes the number of channels, in stage 2 too: from 64 to 256.
             x = _bottleneck(x, filters, stride=stride, project=block == 1, name=f"stage{stage}_block{block}")
     x = layers.GlobalAveragePooling2D(name="pool5")(x)
     return keras.Model(images, logits_layer(num_classes)(x), name="resnet50")
@@ -47,4 +49,5 @@ def _normalised_convolution(x: Tensor, filters: int, size: int, *, stride: int =
     x = layers.Conv2D(
         filters, size, strides=stride, padding="same", use_bias=False, kernel_initializer=HIDDEN, name=name
     )(x)
+    # The constants of PyTorch's layer; Keras's own momentum of 0.99 follows the statistics ten times more slowly.
     return layers.BatchNormalization(momentum=0.9, epsilon=1e-5, name=f"{name}_norm")(x)

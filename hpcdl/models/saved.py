@@ -50,6 +50,7 @@ _MOST_VARIABLES = 4
 """Largest ratio of bytes of a model's variables to those of the file's arrays: types differ."""
 _MOST_CONFIG_BYTES = 64 << 20
 _DEFLATE = h5py.h5z.FILTER_DEFLATE
+# 32000 is LZF's number in HDF5's registry of filters.
 _FILTERS = {
     h5py.h5z.FILTER_SHUFFLE: "shuffle", _DEFLATE: "gzip", h5py.h5z.FILTER_FLETCHER32: "fletcher32", 32000: "lzf",
 }  # fmt: skip
@@ -90,6 +91,7 @@ def check_saved(path: Path, known: Mapping[str, Any] | None = None, *, code: boo
     """
     try:
         with open_regular(path) as file:
+            # By content: Keras reads a zip archive under any name.
             is_zip = file.read(2) == b"PK"
             config, num_bytes = _look_at_zip(file) if is_zip else _look_at_hdf5(file, _size_of(file))
         if code and config is not None:
@@ -140,6 +142,7 @@ def _counted(most_bytes: int) -> Iterator[None]:
 
 
 def _bytes_of(dtype: Any) -> int:
+    # The first number of a type's name is its bits: bfloat16, float8_e4m3fn.
     match = re.search(r"\d+", str(dtype))
     return max(1, int(match[0]) // 8) if match else 4
 
@@ -155,6 +158,7 @@ def _look_at_zip(file: IO[bytes]) -> tuple[bytes, int]:
     num_bytes, config, total = _size_of(file), b"", 0
     with zipfile.ZipFile(file) as archive:
         members = checked_members(archive, num_bytes)
+        # A stored member is read in place; a packed one is unpacked into memory.
         check_fits_memory(max((member.file_size for member in members), default=0) if _packs(members) else 0)
         for member in members:
             if member.filename == "model.weights.npz":
@@ -232,6 +236,7 @@ def _look_at_hdf5(file: IO[bytes], num_bytes: int) -> tuple[str | bytes | None, 
             else:
                 _check_links(name, entry)
 
+        # `visititems` passes over external links, which are therefore looked for group by group.
         _check_links("/", opened)
         opened.visititems(keep)
         total = sum(int(array.nbytes) for _, array in arrays)
@@ -266,6 +271,7 @@ def _check_array(array: Any, num_bytes: int) -> None:
         raise ValueError("is in another file")
     if array.dtype.hasobject:
         raise ValueError("holds something else than numbers")
+    # A header can state any size.
     if array.id.get_storage_size() > num_bytes:
         raise ValueError("is said to be larger than the file")
     filters = [plan.get_filter(number)[0] for number in range(plan.get_nfilters())]

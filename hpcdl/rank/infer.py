@@ -166,7 +166,7 @@ def infer_rank(
                 first_batch_seconds=first_s,
             ),
         )
-        record = with_devices(record, communicator)
+        record = with_devices(record, communicator, precision)
         whole_shards, complete = _begun(communicator, out, outputs, record, [*plan.notes, *predictor.notes], journal)
         todo = [task for task in outputs.tasks() if task not in whole_shards]
         if todo or not complete:  # an earlier call may have been killed after its last shard

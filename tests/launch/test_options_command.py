@@ -93,3 +93,6 @@ def test_half_precision_scales_the_loss_alike_on_all_ranks(
     assert 2.0**15 in scalars
     assert json.loads((newest / "checkpoint.json").read_text())["facts"]["ranks"] == 2
     assert not [event for event in events(run_dir, "message") if "differ" in event["text"]]
+    inferred = session_hpcdl(["infer", run_dir, "--data", shards, "--out", tmp_path / "outputs"])
+    assert inferred.code == 0, inferred.err
+    assert "mixed_float16 is for GPUs" in inferred.err, "the outputs are as slow as the training"

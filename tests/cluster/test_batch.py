@@ -398,6 +398,11 @@ def test_a_job_shows_its_own_progress(tmp_path: Path, monkeypatch: pytest.Monkey
         event.pop("job", None)
     (run / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in early + late))
     assert jobs.look(second).step == 44
+    (run / "metrics.jsonl").write_text(json.dumps({"kind": "start", "steps": 44, "job": "2"}) + "\n")
+    job = {"strategy": "ring", "model": "lenet", "data": "d", "batch_per_rank": 1, "global_batch": 1}
+    numbers = {"ranks": 1, "workers": 1, "servers": 0, "nodes": 1, "ranks_per_node": 1}
+    (run / "record.json").write_text(json.dumps({**record, **job, **numbers, "status": "stopped", "steps": 21}))
+    assert jobs.look(second).step == 21, "the journal notes steps twice a second"
 
 
 PENDING_PBS = """Job Id: 7.pbs

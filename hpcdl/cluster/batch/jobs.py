@@ -12,7 +12,7 @@ from hpcdl.cluster.batch.script import CANCELLED
 from hpcdl.cluster.batch.systems import ENDED, InQueue, call, find_system
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
 from hpcdl.core.paths import user_cache_folder
-from hpcdl.core.records.run_record import FILE_NAME, event_of, from_json, state_of
+from hpcdl.core.records.run_record import FILE_NAME, continues, event_of, from_json, read_record, state_of
 from hpcdl.core.storage.disk import touch
 from hpcdl.core.storage.files import MOST_JSON_BYTES, open_regular, read_json, write_json
 from hpcdl.core.units import IMAGES
@@ -103,17 +103,22 @@ def look(job: Job) -> JobView:
     # Step events come at most twice a second: only the event of its epoch reports a run's last steps.
     newest, start = events.get("newest", {}), events.get("start", {})
     unseen = f"no log: do its nodes see {job.folder}?" if queued.state == "failed" else ""
+    run_state = state_of(run_dir) if run_dir and _has_record(run_dir, job) else ""
+    step = newest.get("step")
+    if run_dir and run_state and not continues(run_state):  # a run that stops within an epoch has no later event
+        with contextlib.suppress(CorruptError):
+            step = max(step or 0, read_record(run_dir).steps) or None
     return JobView(
         job=job,
         state=queued.state,
         reason=queued.reason,
-        step=newest.get("step"),
+        step=step,
         steps=start.get("steps"),
         images_per_second=events.get("step", {}).get("images_per_second"),
         counted=start.get("counted", IMAGES),
         loss=newest.get("loss"),
         log_tail=_log_tail(job) or unseen,
-        run_state=state_of(run_dir) if run_dir and _has_record(run_dir, job) else "",
+        run_state=run_state,
     )
 
 

@@ -22,7 +22,7 @@ from hpcdl.core.storage.disk import make_folder
 from hpcdl.core.storage.files import write_json, write_toml
 from hpcdl.study.plan import StudyRuns
 from hpcdl.study.state import FILE_NAME as STATE_FILE
-from hpcdl.study.state import StudyState, digest_of, new_state, read_state
+from hpcdl.study.state import StudyState, check_tries, digest_of, new_state, read_state
 
 NODES_VARIABLE = "SLURM_JOB_NODELIST"
 SETTLE_S = 10.0
@@ -196,20 +196,29 @@ def _opened(folder: Path, study: Study, plan: StudyRuns, *, resume: bool) -> Job
     if not resume:
         raise UsageError(f"{folder} holds a study; continue with --resume, or choose another --out DIR")
     state = read_as(JobsState, path, SCHEMA, "; choose another --out DIR")
-    if state.digest != digest:
+    if state.digest == digest:
+        return state
+    fewer = (_up_to(plan, repeats) for repeats in range(1, study.plan.repeats))
+    if all(state.digest != digest_of(study, earlier) for earlier in fewer):
         raise UsageError(
-            f"{folder} holds runs of a study with another matrix or other settings; choose another --out DIR, or give "
-            "the study as it was"
+            f"{folder} holds runs of a study with another matrix, other settings or more repeats; choose another --out "
+            "DIR, or give the study as it was"
         )
-    return state
+    check_tries(folder, study)
+    return dataclasses.replace(state, digest=digest)
+
+
+def _up_to(plan: StudyRuns, repeats: int) -> StudyRuns:
+    return dataclasses.replace(plan, runs=[run for run in plan.runs if run.repeat <= repeats])
 
 
 def _look(folder: Path, study: Study, plan: StudyRuns, nodes: int, job: PartJob | None) -> Part:
     nodes_folder = part_folder(folder, nodes)
     state: StudyState = read_state(nodes_folder) if (nodes_folder / STATE_FILE).exists() else new_state(study, plan)
-    done = state.count("finished") == len(state.runs)
+    num_runs = max(len(state.runs), len(plan.runs))  # the part's next job adds more repeats
+    done = state.count("finished") == num_runs
     return Part(
-        nodes=nodes, runs=len(state.runs), finished=state.count("finished"), failed=state.count("failed"),
+        nodes=nodes, runs=num_runs, finished=state.count("finished"), failed=state.count("failed"),
         folder=str(nodes_folder), job=job.number if job and not done else "",
         state="finished" if done else find_system(job.system).state(job.number) if job else "",
     )  # fmt: skip

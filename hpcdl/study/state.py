@@ -131,8 +131,8 @@ def _resumed_state(folder: Path, study: Study, plan: StudyRuns) -> StudyState:
             f"{folder} holds runs of a study with another matrix, other settings or more repeats ({state.origin}); "
             "choose another --out DIR, or give the earlier study"
         )
-    if added and study.choice:  # the tries had seeds that the new repeats would have
-        raise UsageError(f"{folder}: a study with [choose] keeps its {FILE_NAME}'s repeats; choose another --out DIR")
+    if added:
+        check_tries(folder, study)
     more = [RunState(name=run.name, point=run.point.number, repeat=run.repeat) for run in added]
     state = dataclasses.replace(state, digest=digest_of(study, plan), runs=[*state.runs, *more])
     records = []
@@ -147,6 +147,12 @@ def _resumed_state(folder: Path, study: Study, plan: StudyRuns) -> StudyState:
     if len(records) < len(plan.runs):
         check_same_data(folder, records)
     return state
+
+
+def check_tries(folder: Path, study: Study) -> None:
+    """Raise UsageError if more repeats of `study` would have seeds that its tries had."""
+    if study.choice:
+        raise UsageError(f"{folder}: a study with [choose] keeps its repeats; choose another --out DIR")
 
 
 def check_same_data(folder: Path, finished: Iterable[RunRecord]) -> None:

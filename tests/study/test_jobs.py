@@ -118,6 +118,22 @@ def test_resume_submits_what_is_left_and_has_no_job(queue: Queue, tmp_path: Path
     assert not any(part.submitted for part in submit_parts(folder, study, plan, LIMITS, resume=True))
 
 
+def test_resume_takes_more_repeats(queue: Queue, tmp_path: Path) -> None:
+    """As without --jobs; a part that had finished gets another job, one in the queue reads them as it starts."""
+    flags = {"workers": "1,2", "ranks_per_node": 1}
+    folder = tmp_path / "out"
+    submit_parts(folder, *small_study(**flags), LIMITS, resume=False)
+    finish(folder, 1, **flags)
+    queue.says(job101="COMPLETED", job102="PENDING")
+    for _ in range(2):
+        parts = submit_parts(folder, *small_study(**flags, repeats=5), LIMITS, resume=True)
+        assert [(part.runs, part.finished, part.job) for part in parts] == [(5, 2, "103"), (5, 0, "102")]
+        queue.says(job103="PENDING")
+    assert load_study(folder / STUDY_FILE, {}).plan.repeats == 5
+    with pytest.raises(UsageError, match="more repeats"):
+        submit_parts(folder, *small_study(**flags, repeats=4), LIMITS, resume=True)
+
+
 def test_another_study_or_folder_is_refused(queue: Queue, tmp_path: Path) -> None:
     study, plan = small_study()
     (tmp_path / "thesis").mkdir()

@@ -115,6 +115,11 @@ def check_trusted(run_dir: Path, trust: bool) -> None:
             )
 
 
+def removal_of(run_dir: Path) -> str:
+    """Return how the message of a refused run ends whose call had made `run_dir`."""
+    return f" ({run_dir}, which this call had made, is removed)"
+
+
 @dataclass(frozen=True)
 class EarlierState:
     """The state of the run directory before a call: the folder that it `made`, or the content of files `there`."""
@@ -136,7 +141,7 @@ class EarlierState:
             # By its code: the ranks' refusal comes as a RankError.
             if error.exit_code == UsageError.exit_code and self._restore():
                 # In place: the error's class must stay.
-                error.args = (f"{error} ({self.run_dir}, which this call had made, is removed)",)
+                error.args = (f"{error}{removal_of(self.run_dir)}",)
             raise
 
     def _restore(self) -> bool:

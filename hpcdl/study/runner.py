@@ -24,7 +24,7 @@ from hpcdl.core.records.run_record import TIME_FORMAT, RunRecord, read_record
 from hpcdl.core.storage.disk import free_name, make_folder, open_to_append
 from hpcdl.core.storage.files import write_toml
 from hpcdl.core.storage.lock import writing
-from hpcdl.run.rundir import discard
+from hpcdl.run.rundir import discard, removal_of
 from hpcdl.study.jobs import Allocation
 from hpcdl.trace.recorder import collect_abandoned
 from hpcdl.tuning.trials import MARK, last_words
@@ -242,4 +242,4 @@ def why_failed(attempt: Attempt[Any]) -> str:
         return f"ended after {attempt.seconds:.0f} s by --run-timeout"
     if code == 0:
         return f"ended without a finished record in {attempt.run_dir.name}"
-    return last_words(attempt.log, code)
+    return last_words(attempt.log, code).removesuffix(removal_of(attempt.run_dir))  # a study's folder stays

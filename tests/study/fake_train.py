@@ -1,7 +1,7 @@
 """A fake `hpcdl train` for tests of the sweep: it obeys `behaviour.json` beside it and writes a record.
 
 `behaviour.json` lists, by run name, what each start does in turn: ok, fail, diverge, crash,
-silent, stopped, hang.
+silent, stopped, refuse, hang.
 `starts.jsonl` records which run started, when it ended, and its flags.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from hpcdl.core.errors import NOT_FINITE
 from hpcdl.core.records.run_record import RunRecord, write_record
+from hpcdl.run.rundir import removal_of
 
 here = Path(sys.argv[1])
 flags = dict(zip(sys.argv[2::2], sys.argv[3::2], strict=True))
@@ -56,6 +58,10 @@ if behaviour == "diverge":
     write_record(run_dir, dataclasses.replace(record, status="failed", failure=NOT_FINITE))
     print("hpcdl: the gradient of a/kernel is not finite at step 3 on rank 0", file=sys.stderr)
     sys.exit(1)
+if behaviour == "refuse":
+    shutil.rmtree(run_dir)
+    print(f"hpcdl: no loss of that name{removal_of(run_dir)}", file=sys.stderr)
+    sys.exit(2)
 if behaviour == "fail":
     print("noise of a launcher\nhpcdl: rank 1 on c401: out of memory\nmore noise", file=sys.stderr)
     sys.exit(1)

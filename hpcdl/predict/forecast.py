@@ -297,7 +297,10 @@ class Forecast:
         logs = mixed(self._models(job, series), timeline, series, job, random)
         own_error = 0.0 if series is not None or job.alone else OWN_SPEED_ERROR
         if self.evidence.monitors and not job.alone and job.label not in self.evidence.strategies:
-            logs, own_error = logs + self._missed_elsewhere(job.nodes, job.workers), NEVER_RUN_ERROR
+            computing = numpy.minimum(logs, numpy.log(step_time.compute))
+            # A faster exchange than the timeline's does not make computing faster.
+            logs = numpy.maximum(logs + self._missed_elsewhere(job.nodes, job.workers), computing)
+            own_error = NEVER_RUN_ERROR
         computing = numpy.minimum(logs, numpy.log(step_time.compute))
         largest = self.evidence.largest_workers if series is None else max(series.workers)
         error = error_of(job, logs, computing, largest, own_error)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from hpcdl.core.units import counted, listed
 from hpcdl.models.load import SAVED, OwnModel, facts_of, is_own
 from hpcdl.models.table import EMULATED, FLOP_PER_CORE_AND_SECOND, FLOP_PER_MAC, MODELS
 from hpcdl.node.machines import read_machine
-from hpcdl.predict.calibration import MeasuredStep
+from hpcdl.predict.calibration import USUAL_NOISE, MeasuredStep
 from hpcdl.predict.jobs import (
     ITEM_BYTES,
     RankLayout,
@@ -37,6 +37,7 @@ from hpcdl.predict.jobs import (
 )
 from hpcdl.predict.messages import coded_bytes_of
 from hpcdl.predict.network import Network
+from hpcdl.report.analysis.settings import COSTLY, value_of
 from hpcdl.report.runs.findings import TracedRun
 from hpcdl.report.runs.run import Run, contradictions, positive, rates_in_order
 from hpcdl.run.rundir import MODEL_FILE
@@ -268,6 +269,44 @@ def _check_enough(evidence: Evidence, network: Network | None) -> None:
     )
 
 
+TIMELINE_KNOWS = frozenset(
+    (
+        "compress",
+        "bucket-size",
+        "placement",
+        "period",
+        "period-within",
+        "period-between",
+        "fragments",
+        "overlap",
+        "variant",
+        "trace",
+    )
+)
+"""Settings that affect time and that a forecast models. Recording a trace costs less than runs differ."""
+
+
+def _mixed(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield what else than the size differs among the runs of a network, and is in no model of a step."""
+    for strategy in dict.fromkeys(run.strategy for run in runs):
+        members = [run for run in runs if run.strategy == strategy and run.config]
+        for key in sorted(COSTLY - TIMELINE_KNOWS):
+            if len(values := dict.fromkeys(value_of(run, key) for run in members)) > 1:
+                yield (
+                    f"runs of {strategy} differ in {key} ({listed(list(values))}), which changes a step: predictions"
+                    " mix them; give those of one alone"
+                )
+    contents = {run.data_content or run.data: run.data for run in runs if run.data}
+    if len(contents) > 1:
+        yield f"runs on several data sets are taken as one: {listed(list(contents.values()))}"
+    if len(versions := sorted({run.version for run in runs} - {""})) > 1:
+        yield f"runs of several versions are taken as one: {listed(versions)}"
+    machines = {run.machine for run in runs}
+    if "" in machines and len(machines) > 1:
+        unnamed = sum(not run.machine for run in runs)
+        yield f"{unnamed} of {counted(len(runs), 'run')} name no machine, and are taken as of {max(machines)}"
+
+
 def _stated_lengths(runs: Sequence[Run], trained: str) -> tuple[int, ...]:
     """Return the lengths of `trained`, the network of `runs`. Raises UsageError if runs show their own or others."""
     models = sorted({run.model for run in runs})
@@ -293,7 +332,7 @@ def _of_model(
     stated: tuple[int, ...],
     run_dirs: Mapping[str, Path],
 ) -> Evidence:
-    remarks: list[str] = []
+    remarks = list(_mixed(runs))
     recorded = _recorded(runs, remarks) or stated
     if not recorded and not layers_known(runs[0].model):
         recorded = _saved_lengths(runs, run_dirs, remarks)
@@ -315,6 +354,11 @@ def _of_model(
         remarks.append(
             f"throughput changes by {100 * change:+.0f} % from the first to the last repeat of a setting: something"
             " drifts, and the intervals assume that nothing does"
+        )
+    if len(groups) > 1 and len(groups) == len(runs):
+        remarks.append(
+            f"no setting was run twice: that runs differ by {100 * USUAL_NOISE:.1f} % is an assumption, until one is"
+            " repeated"
         )
     monitors = tuple(_observed(job, _without_outliers(members, remarks)) for job, members in groups.items())
     largest = max(monitors, key=lambda seen: (seen.job.nodes, seen.job.workers)).job

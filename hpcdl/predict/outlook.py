@@ -17,6 +17,7 @@ from hpcdl.core.errors import UsageError
 from hpcdl.core.storage.disk import check_outputs, make_output_folder
 from hpcdl.core.units import common_unit
 from hpcdl.predict.answer import DEFAULT_REACH, Question, answer
+from hpcdl.predict.evidence import TIMELINE_KNOWS
 from hpcdl.predict.jobs import label_of
 from hpcdl.report.analysis.settings import COSTLY
 from hpcdl.report.renderers.figures import save, svg
@@ -29,24 +30,6 @@ MOST_SUBJECTS = 2
 MOST_STRATEGIES = 4
 MOST_SIZES = 4
 """Maximum number of sizes of a strategy: the smallest, and the largest ones."""
-_TIMELINE_KNOWS = frozenset(
-    (
-        "compress",
-        "bucket-size",
-        "placement",
-        "period",
-        "period-within",
-        "period-between",
-        "fragments",
-        "overlap",
-        "variant",
-        "trace",
-    )
-)
-"""Settings that affect time and that a forecast models; runs that differ in another one are never mixed.
-
-Recording a trace costs less than the differences between runs.
-"""
 
 
 def outlooks(runs: Sequence[Run], traced: Sequence[TracedRun] = ()) -> list[Outlook]:
@@ -68,7 +51,7 @@ def outlooks(runs: Sequence[Run], traced: Sequence[TracedRun] = ()) -> list[Outl
 
 
 def _kind(run: Run) -> tuple[Any, ...]:
-    settings = (item for item in run.settings.items() if item[0] in COSTLY - _TIMELINE_KNOWS)
+    settings = (item for item in run.settings.items() if item[0] in COSTLY - TIMELINE_KNOWS)
     return (run.model, run.data, run.machine, run.processor, *settings)
 
 
@@ -120,7 +103,7 @@ def _taken(runs: Sequence[Run]) -> tuple[list[Run], str]:
 
 
 def _setting(run: Run) -> tuple[Hashable, ...]:
-    timeline_settings = (item for item in run.settings.items() if item[0] in _TIMELINE_KNOWS)
+    timeline_settings = (item for item in run.settings.items() if item[0] in TIMELINE_KNOWS)
     return (run.strategy, run.nodes, run.workers, run.servers, run.global_batch, run.threads, *timeline_settings)
 
 

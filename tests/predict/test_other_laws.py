@@ -183,6 +183,46 @@ def test_what_was_never_run_is_not_surer_than_what_was(ask_hpcdl: CommandLine, t
     assert all(width >= 0.9 * measured for width in others), (measured, others)
 
 
+def test_what_was_never_run_does_not_compute_faster_than_what_was(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """Latency below the timeline's is added to other strategies; their efficiency rose to 150 % at 256 workers."""
+    rows = ["strategy,model,nodes,ranks,batch_per_rank,images_per_second"]
+    rows += [
+        f"ring,resnet50,{n},{w},32,{x}" for n, w, x in ((1, 1, 50), (1, 2, 98), (1, 4, 190), (2, 8, 330), (4, 16, 600))
+    ]
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(rows))
+    line = ["predict", "--import", "csv", table, "--strategy", "halving-doubling,sync-easgd", "--nodes", "16,64"]
+    told = ask_hpcdl([*line, "--json"]).json()
+    assert all(row["efficiency"]["mean"] < 1.05 for row in told["predictions"])
+    assert any("no setting was run twice" in warning for warning in told["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "warning"),
+    [
+        ("precision", ("float32", "mixed_bfloat16"), "runs of ring differ in precision (float32, mixed_bfloat16)"),
+        ("data", ("a", "b"), "several data sets are taken as one: a, b"),
+        ("version", ("1.0", "2.0"), "several versions are taken as one: 1.0, 2.0"),
+        ("machine", ("A", ""), "2 of 4 runs name no machine, and are taken as of A"),
+        ("machine", ("A", "A"), ""),
+    ],
+)
+def test_what_differs_besides_the_size_is_told(
+    ask_hpcdl: CommandLine, tmp_path: Path, column: str, values: tuple[str, str], warning: str
+) -> None:
+    rows = [f"strategy,model,nodes,ranks,batch_per_rank,repeat,images_per_second,{column}"]
+    for n, value in ((1, values[0]), (2, values[1])):
+        rows += [f"ring,resnet50,{n},{n},32,{k},{50 * n + k},{value}" for k in (0, 1)]
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(rows))
+    line = ["predict", "--import", "csv", table, "--strategy", "ring", "--nodes", "4", "--json"]
+    warnings = ask_hpcdl(line).json()["warnings"]
+    if warning:
+        assert warning in warnings[0], warnings
+    else:
+        assert not any(word in " ".join(warnings) for word in ("differ in", "taken as", "run twice")), warnings
+
+
 def test_two_sizes_leave_every_law_possible(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     """Two sizes cannot weigh the laws, so the timeline is not the only model used."""
     table = tmp_path / "table.csv"

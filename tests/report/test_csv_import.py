@@ -190,6 +190,13 @@ def test_parts_in_another_unit_than_the_step_are_reported(tmp_path: Path) -> Non
     assert remark.startswith("computing is less than 2 % of a step") and "old.csv:2;" in remark
 
 
+@pytest.mark.parametrize("line", ["mean,lenet,1,1,32,,74", "ring,TOTAL,1,1,32,,74", "ring,lenet,1,1,32,std,0.8"])
+def test_rows_that_sum_up_others_are_refused(tmp_path: Path, line: str) -> None:
+    """A row of means counted as one more run, which made intervals too narrow."""
+    with pytest.raises(ConfigError, match="is no run; delete rows that sum up others"):
+        rows(tmp_path, "weak,ring,lenet,1,1,32,1,75", f"weak,{line}")
+
+
 SHORT = "strategy,model,nodes,ranks,batch_per_rank,images_per_second"
 
 
@@ -243,6 +250,23 @@ def test_numbers_in_another_unit_are_reported(
     header = SHORT.replace("images_per_second", column)
     lines = [f"ring,lenet,{n},{n},32,{value}" for n, value in zip((1, 2, 4), values, strict=True)]
     reported = remarks(tmp_path, *lines, header=header)
+    assert words in reported if words else not reported, reported
+
+
+@pytest.mark.parametrize(
+    ("header", "batches", "words"),
+    [
+        ("batch_per_rank,step_seconds", (32, 64, 128), "is 32 x workers in all rows"),
+        ("batch_per_rank,step_seconds", (32, 64, 64), ""),
+        ("global_batch,step_seconds", (32, 64, 128), ""),
+        ("global_batch,step_seconds", (32, 32, 32), "if it is the batch of one, call it batch_per_rank"),
+    ],
+)
+def test_a_batch_of_the_other_kind_is_asked_about(
+    tmp_path: Path, header: str, batches: tuple[int, ...], words: str
+) -> None:
+    lines = [f"ring,lenet,{n},{n},{batch},0.6{n}" for n, batch in zip((1, 2, 4), batches, strict=True)]
+    reported = remarks(tmp_path, *lines, header=f"strategy,model,nodes,ranks,{header}")
     assert words in reported if words else not reported, reported
 
 

@@ -123,6 +123,8 @@ _IDENTITY = (
 _NAMES = ("strategy", "model", "data", "machine", "version")
 _PARTS = ("input", "compute", "wait", "exposed_communication", "update")
 _MOST_PROBLEMS = 10
+_OF_SEVERAL = frozenset("total totals sum mean average avg median std stdev stddev min max".split())
+"""Names of rows that spreadsheets add below the measurements."""
 _REST = "\n"
 """The key of cells without a column. It cannot be a column name."""
 _SEPARATOR_LINE = re.compile(r'"?sep=."?[\r\n]+', re.IGNORECASE)
@@ -131,6 +133,7 @@ _LONG_STEP_S = 2.0
 """A median step above this may be a number of milliseconds, which hardly any are below."""
 _SAME_THROUGHPUT = 1.25
 """Largest growth of a throughput over four times the workers that looks like no growth."""
+_ENOUGH_SIZES = 3
 _UNITS_MIXED = 50.0  # below the factors of mistaken units: 60 of minutes, 1,000 of milliseconds
 _EXACT_DIGITS = 5
 """Digits of a measurement that no two runs share by chance."""
@@ -248,9 +251,7 @@ def _run(path: Path, line: int, row: Mapping[str, str], problems: list[str]) -> 
     _check_rate(cells, step, rate, whole_batch)
     parts, total = _parts(cells), step or (whole_batch / rate if rate is not None and positive(rate) else None)
     config = _config(cells, row)
-    for name in ("strategy", "model"):
-        if not row.get(name):
-            cells.complain(name, "is empty")
+    _check_names(cells, row)
     per_epoch, in_all, rounds, round_bytes = map(cells.extent, _EXTENTS)
     accuracy = cells.share("accuracy")
     problems += cells.problems
@@ -395,6 +396,16 @@ def _check_counts(cells: _Cells, row: Mapping[str, str], counts: Mapping[str, in
         cells.complain("ranks_per_node", f"{per_node} on each of {nodes} nodes are fewer than {ranks} ranks")
 
 
+def _check_names(cells: _Cells, row: Mapping[str, str]) -> None:
+    """Check that a row names what ran, and does not sum up other rows, which would count as one more run."""
+    for name in ("strategy", "model"):
+        if not row.get(name):
+            cells.complain(name, "is empty")
+    for name in ("strategy", "model", "repeat"):
+        if row.get(name, "").lower() in _OF_SEVERAL:
+            cells.complain(name, f"{shown(row[name])} is no run; delete rows that sum up others")
+
+
 def _check_rate(cells: _Cells, step: float | None, rate: float | None, whole_batch: int) -> None:
     """Check that both values agree, if a row has both."""
     if step is None or rate is None or not positive(step) or not positive(rate):
@@ -460,7 +471,10 @@ def _remarks(path: Path, header: list[str], rows: list[tuple[int, dict[str, str]
             " measurement, which make intervals too narrow"
         )
     timed = [run for run, (_, row) in zip(runs, rows, strict=True) if run.usable and not row.get("images_per_second")]
-    doubts = (*_similar_names(rows), *_long_steps(timed), *_doubtful_units(header, runs), *_doubtful_epochs(runs))
+    doubts = (
+        *_similar_names(rows), *_long_steps(timed), *_doubtful_units(header, runs), *_growing_batches(header, runs),
+        *_doubtful_epochs(runs),
+    )  # fmt: skip
     return [*remarks, *(f"{path.name}: {line}" for line in doubts)]
 
 
@@ -505,15 +519,37 @@ def _doubtful_units(header: Sequence[str], runs: Sequence[Run]) -> Iterator[str]
         (first, base), *_, (last, top) = runs_by_size.items()
         growth = _middle_rate(top) / _middle_rate(base)
         where = f"{base[0].strategy} {base[0].model} from {first} to {last} workers"
-        if "images_per_second" in header and last >= 4 * first and growth < _SAME_THROUGHPUT:
+        flat = last >= 4 * first and growth < _SAME_THROUGHPUT
+        if flat and "images_per_second" in header:
             yield (
                 f"images_per_second hardly grows for {where} (x {growth:.2g}). It is the sum of all workers: multiply"
                 " the rate of one worker by their number, and call a time step_seconds"
+            )
+        elif flat and "batch_per_rank" not in header:
+            yield (
+                f"throughput hardly grows for {where} (x {growth:.2g}). global_batch is taken as the samples of all"
+                " workers; if it is the batch of one, call it batch_per_rank"
             )
         steps = [statistics.median(run.step_seconds or 0.0 for run in members) for members in runs_by_size.values()]
         jump = max(max(pair) / min(pair) for pair in itertools.pairwise(steps))
         if jump > _UNITS_MIXED:
             yield f"steps jump by a factor of {jump:,.0f} for {where}; check that all rows have the same unit"
+
+
+def _growing_batches(header: Sequence[str], runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a line for series whose batch per worker grows as the workers do, as a batch of all workers does."""
+    series: dict[tuple[str, ...], set[tuple[int, int]]] = defaultdict(set)
+    for run in runs:
+        series[run.strategy, run.model, run.data, run.machine, run.version, run.mode].add(
+            (run.workers, run.batch_per_rank)
+        )
+    for (strategy, model, *_), sizes in series.items():
+        shares = {batch / workers for workers, batch in sizes}
+        if "global_batch" not in header and len(sizes) >= _ENOUGH_SIZES and len(shares) == 1:
+            yield (
+                f"batch_per_rank of {strategy} {model} is {shares.pop():g} x workers in all rows, and is taken as the"
+                " batch of one worker; if it is that of all, call it global_batch"
+            )
 
 
 def _doubtful_epochs(runs: Sequence[Run]) -> Iterator[str]:

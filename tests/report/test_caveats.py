@@ -53,12 +53,21 @@ def test_a_clean_study_has_no_caveat() -> None:
         ([*study(), make_run(1, 100.5, name="kr", resumed_from_steps=(9, 30))], "1 run resumed: throughput"),
         ([*study(sizes=(2,)), make_run(1, 99.5), make_run(1, 99.5)], "exactly the same throughput at 1 point:"),
         ([make_run(1, 100.0), make_run(2, 230.0)], "above 100 % that may be chance"),
+        ([make_run(n, x) for n, x in ((1, 100.0), (2, 160.0), (4, 380.0))], "rises again at a larger size"),
+        ([make_run(n, 90.0 * n, ranks_per_node=per) for n, per in ((4, 1), (8, 4))], "ranks per node change"),
         ([run for n in (1, 2) for run in slowing(n)], "drifts from the first to the last repeat of a setting"),
         ([run for n in (2, 1) for run in reversed(slowing(n))], "weak ring lenet -8 %"),
     ],
 )
 def test_each_caveat_is_reported(runs: list[Run], words: str) -> None:
     assert any(words in line for line in told(runs)), told(runs)
+
+
+@pytest.mark.parametrize("rates", [(100.0, 210.0, 420.0), (100.0, 190.0, 400.0)])
+def test_efficiencies_that_hardly_rise_are_no_caveat(rates: tuple[float, ...]) -> None:
+    assert not any(
+        "rises again" in line for line in told([make_run(n, x) for n, x in zip((1, 2, 4), rates, strict=True)])
+    )
 
 
 def test_repeats_in_no_order_do_not_drift() -> None:

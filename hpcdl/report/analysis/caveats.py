@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
 from hpcdl.core.records.run_record import FAILED, LOST, STOPPED, is_measured
-from hpcdl.core.statistics import drift, outliers
+from hpcdl.core.statistics import drift, outliers, welch_log_ratio
 from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.names import point_name
 from hpcdl.report.analysis.scaling import Curve
@@ -27,6 +28,7 @@ def caveats(runs: Sequence[Run], unreadable: Sequence[str], curves: Sequence[Cur
         lambda: _outliers(curves),
         lambda: _drifting(curves),
         lambda: _above_ideal(curves),
+        lambda: _rising(curves),
         lambda: _emulated(runs),
         lambda: _mixed(runs, "machine", "machines"),
         lambda: _mixed(runs, "processor", "machines by processor"),
@@ -138,6 +140,27 @@ def _above_ideal(curves: Sequence[Curve]) -> Iterable[str]:
         )
 
 
+_RISE = 1.15
+
+
+def _rising(curves: Sequence[Curve]) -> Iterable[str]:
+    """Report efficiencies that recover at a larger size: more workers alone do not make a step faster."""
+    texts = []
+    for curve in curves:
+        for smaller, larger in itertools.pairwise(curve.points[1:]):
+            rates = [[run.images_per_second or 0.0 for run in point.runs] for point in (larger, smaller)]
+            rise = welch_log_ratio(*rates).scaled(smaller.n / larger.n)
+            if rise.value > _RISE and (rise.low is None or rise.low > 1):
+                ends = [f"{100 * point.efficiency.value:.1f} % at {point.n}" for point in (smaller, larger)]
+                name = f"{curve.mode} {curve.first.strategy} {curve.first.model}"
+                texts.append(f"{name} {ends[0]}, {ends[1]} {curve.axis}")
+    if texts:
+        yield (
+            "efficiency rises again at a larger size, so that something else differs too (network, nodes, settings), or"
+            f" the smaller size was disturbed; repeat both: {listed(texts, 3)}"
+        )
+
+
 def _emulated(runs: Sequence[Run]) -> Iterable[str]:
     models = sorted({run.model for run in runs if run.usable and run.model.startswith(EMULATED)})
     if models:
@@ -227,6 +250,8 @@ def _values_along(curve: Curve) -> Iterable[tuple[str, list[object]]]:
     # In scale-up the threads are n itself.
     if curve.mode != "scale-up":
         yield "threads per worker", list(dict.fromkeys(run.threads for run in runs if run.threads is not None))
+        several = [run.ranks_per_node for run in runs if run.nodes > 1]
+        yield "ranks per node", list(dict.fromkeys(several))
     yield "servers", list(dict.fromkeys(run.servers for run in runs))
     for key in curve.first.settings:
         yield f"settings of {key}", list(dict.fromkeys(run.settings.get(key) for run in runs))

@@ -350,16 +350,7 @@ def _of_model(
     for run in runs:
         job = _job_of(run, gradient_bytes, several, remarks, recorded)
         groups[dataclasses.replace(job, ready=ready, coded_bytes=coded.get(job.compress, 0.0))].append(run)
-    if change := drift([rates_in_order(members) for members in groups.values()]):
-        remarks.append(
-            f"throughput changes by {100 * change:+.0f} % from the first to the last repeat of a setting: something"
-            " drifts, and the intervals assume that nothing does"
-        )
-    if len(groups) > 1 and len(groups) == len(runs):
-        remarks.append(
-            f"no setting was run twice: that runs differ by {100 * USUAL_NOISE:.1f} % is an assumption, until one is"
-            " repeated"
-        )
+    remarks += _repeats(list(groups.values()))
     monitors = tuple(_observed(job, _without_outliers(members, remarks)) for job, members in groups.items())
     largest = max(monitors, key=lambda seen: (seen.job.nodes, seen.job.workers)).job
     mode, batch = _fixed(runs)
@@ -390,6 +381,20 @@ def _of_model(
         data=Counter(run.config.get("data", "") for run in runs).most_common(1)[0][0],
         ready=ready,
     )  # fmt: skip
+
+
+def _repeats(groups: Sequence[Sequence[Run]]) -> Iterator[str]:
+    """Yield what the repeats of each setting say against the intervals: that they drift, or that there are none."""
+    if change := drift([rates_in_order(members) for members in groups]):
+        yield (
+            f"throughput changes by {100 * change:+.0f} % from the first to the last repeat of a setting: something"
+            " drifts, and the intervals assume that nothing does"
+        )
+    if len(groups) > 1 and all(len(members) == 1 for members in groups):
+        yield (
+            f"no setting was run twice: that runs differ by {100 * USUAL_NOISE:.1f} % is an assumption, until one is"
+            " repeated"
+        )
 
 
 def _saved_lengths(runs: Sequence[Run], run_dirs: Mapping[str, Path], remarks: list[str]) -> tuple[int, ...]:

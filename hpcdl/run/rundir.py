@@ -28,7 +28,7 @@ from hpcdl.config.load import Layer, ResolvedConfig, all_settings, as_toml_value
 from hpcdl.config.schema import InterruptionConfig, ScriptConfig, TrainConfig
 from hpcdl.config.settings import Matters
 from hpcdl.core.errors import ConfigError, CorruptError, HpcdlError, UnknownNameError, UsageError
-from hpcdl.core.paths import typed
+from hpcdl.core.paths import quoted, typed
 from hpcdl.core.records.run_record import FILE_NAME as RECORD_FILE
 from hpcdl.core.records.run_record import FINISHED, RunRecord, read_record
 from hpcdl.core.storage.disk import (
@@ -261,7 +261,11 @@ def finished(run_dir: Path, config: TrainConfig, num_steps: int | None) -> RunRe
         return record
     if not list_checkpoints(run_dir / CHECKPOINTS):
         model = run_dir / MODEL_FILE
-        begin = f"train another --run-dir with --init-weights {model}, or this one" if model.exists() else "train it"
+        begin = (
+            f"train another --run-dir with --init-weights {quoted(model)}, or this one"
+            if model.exists()
+            else "train it"
+        )
         raise UsageError(
             f"--{further}: {run_dir} has finished at step {record.steps} and kept no checkpoint to continue from; "
             f"{begin} again with --from-scratch"

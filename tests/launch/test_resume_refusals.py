@@ -128,7 +128,7 @@ def test_every_difference_is_reported_before_anything_is_written(
 
 
 def test_a_run_that_has_finished_keeps_its_results(session_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
+    run_dir = tmp_path / "my run"
     words = ["train", "--model", "lenet", "--strategy", "single", "--data", shards, "--profile", "none", "--run-dir",
              run_dir, "--batch-size", "16", "--resume"]  # fmt: skip
     assert session_hpcdl([*words, "--steps", "4"]).code == 0
@@ -139,4 +139,5 @@ def test_a_run_that_has_finished_keeps_its_results(session_hpcdl: CommandLine, s
     assert further.code == 2 and "has finished at step 4 and kept no checkpoint to continue from" in further.err, (
         further.err
     )
+    assert f"--init-weights '{run_dir}/model.keras', or" in further.err, "it is accepted as typed"
     assert {path.name: path.read_bytes() for path in run_dir.iterdir() if path.is_file()} == before

@@ -146,6 +146,8 @@ def load_study(
         except ConfigError as error:
             problems += error.problems
             continue
+        if configs and (unlike := _unlike(configs[0].plan, resolved.config.plan)):
+            problems.append(f"{tables.origin}: {unlike} differs between matrices: give it once, above them")
         configs.append(resolved.config)
         matrices.append(dataclasses.replace(reader.matrix, shape=resolved.config.matrix))
         # Only for matrices that load: a question about a wrong value would mislead.
@@ -168,6 +170,12 @@ def load_study(
         labels=tables.labels,
         choice=choice,
     )
+
+
+def _unlike(first: StudyPlan, other: StudyPlan) -> str:
+    """Return the first key of the plan that two matrices give differently; a study has one plan."""
+    names = (entry.name for entry in dataclasses.fields(StudyPlan))
+    return next((name.replace("_", "-") for name in names if getattr(first, name) != getattr(other, name)), "")
 
 
 def _choice(origin: str, table: Mapping[str, Any], axes: Collection[str], problems: list[str]) -> TriedSettings | None:

@@ -165,7 +165,8 @@ def submit_parts(folder: Path, study: Study, plan: StudyRuns, limits: JobLimits,
     system = load_launcher(batch_launcher()).batch
     if not system:
         raise UsageError(
-            "--jobs needs a batch system, and neither sbatch nor qsub nor flux is on PATH; leave it out to run here"
+            "--jobs needs a batch system, and neither sbatch nor qsub nor flux nor bsub is on PATH; leave it out to "
+            "run here"
         )
     make_folder(folder)
     write_toml(folder / STUDY_FILE, study_tables(study))

@@ -7,6 +7,7 @@ import functools
 import math
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 import numpy as np
 
@@ -112,7 +113,8 @@ class Hdf5Source(FieldSource):
             remarks |= dict.fromkeys(remarks_on_unused(unused, self._spec))
             # Called .npy because the work folder knows such names for its own (write/target.py).
             stored = file.unpacked(image_name, self._work / f"{len(listed)}.npy")
-            kept = f"{'nchw' if first else 'nhwc'}:{image_name}:{stored}"
+            # Quoted: names of data sets may hold colons.
+            kept = f"{'nchw' if first else 'nhwc'}:{quote(image_name, safe='')}:{stored}"
             kind = (sample_shape, stored_dtype(dtype, where))
             listed.add(split, labels, kind, kept, stored)
             called.append(self._called(file, label_name))
@@ -129,7 +131,7 @@ class Hdf5Source(FieldSource):
         if not Path(path).is_file() or stamp_of(path) != facts.stamps[number]:
             raise changed(path)
         try:
-            image = self._file(path).sample(name, int(row["place"]))
+            image = self._file(path).sample(unquote(name), int(row["place"]))
         except SourceError as error:
             raise UnreadableSample(f"{self.describe(row, facts, index)} cannot be read: {error}") from error
         if image.ndim == 2:
@@ -139,7 +141,7 @@ class Hdf5Source(FieldSource):
     def describe_picture(self, index: int, file: str) -> str:
         """Return the number of the image, its file and data set."""
         _, name, path = file.split(":", 2)
-        return f"image {index} of {Path(path).name}:{name}"
+        return f"image {index} of {Path(path).name}:{unquote(name)}"
 
     def _holds_images(self, paths: list[Path]) -> bool:
         """Return whether these are images with a class each, rather than samples of named fields."""

@@ -194,7 +194,8 @@ def _named(facts: SourceFacts, work: Path) -> Iterator[Path]:
     """Yield the files that samples are read from, except those unpacked for the writing."""
     kept = (
         *(array.file for array in facts.arrays),
-        *(kept.rpartition(":")[2] for kept in facts.files),
+        # Some sources keep what a file holds before its name, which may hold colons itself.
+        *(kept[kept.find(":/") + 1 :] if not kept.startswith("/") else kept for kept in facts.files),
         *facts.linked,
     )
     for name in kept:

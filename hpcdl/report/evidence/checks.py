@@ -19,6 +19,7 @@ from hpcdl.core.errors import UnknownNameError, UsageError
 from hpcdl.core.paths import quoted
 from hpcdl.core.records.run_record import RunRecord
 from hpcdl.core.statistics import Ratio, welch_log_ratio
+from hpcdl.core.storage.lock import JOB_VARIABLES
 from hpcdl.core.units import counted, format_seconds, listed, parse_list
 from hpcdl.report.analysis.names import curve_names
 from hpcdl.report.analysis.scaling import Curve, Point
@@ -168,8 +169,6 @@ def mean_wall(point: NodePoint) -> float | None:
 
 
 MET, NOT_MET, NOT_SHOWN, NOT_MEASURED = "met", "not met", "not shown", "not measured"
-JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
-"""Environment variables of a run inside a job; a record keeps them."""
 _DIRECTIVE = re.compile(r"^(#SBATCH|#PBS|#BSUB|# flux:) ", re.MULTILINE)
 _SYNTHETIC = "synthetic:"
 _OF_REAL_NODES = frozenset(

@@ -94,7 +94,9 @@ def anonymised_tunings(tunings: Sequence[TunedNode]) -> list[TunedNode]:
             model="model" if _is_path(tuning.model) else tuning.model,
             machine="",
             software={name: value for name, value in tuning.software.items() if _VERSION.fullmatch(value)},
-            attempts=[dataclasses.replace(attempt, message=WITHHELD if attempt.message else "") for attempt in tuning.attempts],
+            attempts=[
+                dataclasses.replace(attempt, message=WITHHELD if attempt.message else "") for attempt in tuning.attempts
+            ],
         )
         for number, tuning in enumerate(tunings, start=1)
     ]
@@ -121,7 +123,9 @@ def anonymised_traces(traced: Sequence[TracedRun]) -> list[TracedRun]:
         dataclasses.replace(
             run,
             slow_ranks=[dataclasses.replace(one, host=WITHHELD) for one in run.slow_ranks],
-            network=[dataclasses.replace(one, host=f"host {number}") for number, one in enumerate(run.network, start=1)],
+            network=[
+                dataclasses.replace(one, host=f"host {number}") for number, one in enumerate(run.network, start=1)
+            ],
         )
         for run in traced
     ]

@@ -10,8 +10,8 @@ import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 
@@ -123,7 +123,9 @@ _IDENTITY = (
 _NAMES = ("strategy", "model", "data", "machine", "version")
 _PARTS = ("input", "compute", "wait", "exposed_communication", "update")
 _MOST_PROBLEMS = 10
-_OF_SEVERAL = frozenset("total totals sum mean average avg median std stdev stddev min max".split())
+_OF_SEVERAL = frozenset(
+    ["total", "totals", "sum", "mean", "average", "avg", "median", "std", "stdev", "stddev", "min", "max"]
+)
 """Names of rows that spreadsheets add below the measurements."""
 _REST = "\n"
 """The key of cells without a column. It cannot be a column name."""
@@ -191,7 +193,9 @@ def read_csv(path: Path) -> Gathered:
     runs = [run for line, row in rows if (run := _run(path, line, row, problems)) is not None]
     if problems:
         num_more = len(problems) - _MOST_PROBLEMS
-        raise ConfigError([*problems[:_MOST_PROBLEMS], *([f"and {num_more} more mistakes in {path}"] if num_more > 0 else [])])
+        raise ConfigError(
+            [*problems[:_MOST_PROBLEMS], *([f"and {num_more} more mistakes in {path}"] if num_more > 0 else [])]
+        )
     if not runs:
         raise SourceError(f"{path} has a header and no rows; add one row for each run")
     return Gathered(runs=tuple(runs), remarks=tuple(_remarks(path, header, rows, runs)))
@@ -210,9 +214,7 @@ def _beyond(where: str, rest: Sequence[str], header: Sequence[str]) -> Iterator[
 
 def _check_header(path: Path, header: list[str]) -> None:
     if len(header) == 1 and (mark := next((mark for mark in ";\t|" if mark in header[0]), "")):
-        raise ConfigError(
-            [f"{path}: {mark!r} separates its columns; save it with commas, and numbers with a point"]
-        )
+        raise ConfigError([f"{path}: {mark!r} separates its columns; save it with commas, and numbers with a point"])
     if not set(header) & set(_KNOWN):
         example = ",".join((*REQUIRED, *(group[0] for group in ONE_OF)))
         raise ConfigError([f"{path}: its first line must name the columns, such as {example}"])
@@ -441,7 +443,9 @@ def _remarks(path: Path, header: list[str], rows: list[tuple[int, dict[str, str]
         remarks.append(
             f"parts of a step are longer than the step, and are not used: {listed(longer)}; all are in seconds"
         )
-    tiny = [run.name for run in runs if run.usable and 0 < run.parts.get("compute", 0.0) < _TINY * sum(run.parts.values())]
+    tiny = [
+        run.name for run in runs if run.usable and 0 < run.parts.get("compute", 0.0) < _TINY * sum(run.parts.values())
+    ]
     if tiny:
         remarks.append(
             f"computing is less than {100 * _TINY:.0f} % of a step, and the report calls the rest other:"
@@ -467,8 +471,8 @@ def _remarks(path: Path, header: list[str], rows: list[tuple[int, dict[str, str]
     copies = _copies(row for _, row in rows)
     if copies:
         remarks.append(
-            f"{path.name}: {counted(copies, 'row')} with exactly the numbers of an earlier row; all are used. Delete copies of one"
-            " measurement, which make intervals too narrow"
+            f"{path.name}: {counted(copies, 'row')} with exactly the numbers of an earlier row; all are used. Delete "
+            "copies of one measurement, which make intervals too narrow"
         )
     timed = [run for run, (_, row) in zip(runs, rows, strict=True) if run.usable and not row.get("images_per_second")]
     doubts = (

@@ -20,7 +20,9 @@ from hpcdl.report.runs.run import finite, machine_name, positive
 _LOCATIONS = ("data", "ranks")
 """Settings that have their own columns."""
 _TIMED = tuple(
-    item.key for item in all_settings(InferConfig) if item.matters and TIME in item.matters and item.key not in _LOCATIONS
+    item.key
+    for item in all_settings(InferConfig)
+    if item.matters and TIME in item.matters and item.key not in _LOCATIONS
 )
 
 

@@ -146,10 +146,11 @@ def contradictions(runs: Sequence[Run]) -> list[str]:
         if run.workers + run.servers > run.ranks:
             parts = f"{counted(run.workers, 'worker')} and {counted(run.servers, 'server')}"
             lines.append(f"{run.name} ({parts} among {counted(run.ranks, 'rank')})")
-        elif run.usable and batch and step and rate and not run.resumed_from_steps:
-            if not batch / _AGREE < rate * step < batch * _AGREE:
-                text = f"{rate:,.4g} {run.counted}/s, {batch / step:,.4g} by its steps of {batch}"
-                lines.append(f"{run.name} ({text})")
+        elif not (run.usable and batch and step and rate) or run.resumed_from_steps:
+            continue
+        elif not batch / _AGREE < rate * step < batch * _AGREE:
+            text = f"{rate:,.4g} {run.counted}/s, {batch / step:,.4g} by its steps of {batch}"
+            lines.append(f"{run.name} ({text})")
     return lines
 
 

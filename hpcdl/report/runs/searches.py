@@ -75,8 +75,8 @@ class SearchRecord:
         if not self.importance or best >= LEAST_BEST:
             return ""
         return (
-            f"importances compare the best {best} of {finished} trials with all of them: with fewer than {LEAST_BEST} of "
-            "the best they may be chance"
+            f"importances compare the best {best} of {finished} trials with all of them: with fewer than {LEAST_BEST} "
+            "of the best they may be chance"
         )
 
     @property
@@ -100,8 +100,8 @@ class SearchRecord:
             names = [name for name in self.objectives if affected in name]
             if names and len({str(trial.settings[key]) for trial in self.trials if key in trial.settings}) > 1:
                 yield (
-                    f"{key} was searched too: {' and '.join(names)} measured by different {key} do not show which trial "
-                    "is better; search once for each"
+                    f"{key} was searched too: {' and '.join(names)} measured by different {key} do not show which "
+                    "trial is better; search once for each"
                 )
 
     def _chance(self) -> Iterator[str]:

@@ -36,7 +36,7 @@ from hpcdl.scripts.fit.model import (
 from hpcdl.scripts.fit.samples import SamplesOfEpoch, stop_noting, warn_of_same_samples
 from hpcdl.scripts.fit.settings import settings_of_model, warn_of_other_settings
 from hpcdl.scripts.fit.variables import CombinedVariables, fixed_and_own, shared_variables_of, warn_of_local_variables
-from hpcdl.scripts.process.session import Session, is_initialized, session
+from hpcdl.scripts.process.session import Session, is_initialized, is_rank, session
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.supervision.control import check_same_weights, digest_of
 
@@ -374,10 +374,9 @@ def _evaluation_apart(plain: Callable[..., Any]) -> Callable[..., Any]:
             return plain(self, *args, **kwargs)
         with apart_from_fit(self):
             results = plain(self, *args, **kwargs)
-        run = session().run if is_initialized() else None
         covers_all = any(isinstance(one, AgreeOverRanks) for one in tf.nest.flatten(user_callbacks))
-        if run is not None and not covers_all and group_of_fit(self) is session().group:
-            run.evaluated([float(numpy.sum(value)) for value in tf.nest.flatten(results)])
+        if is_rank() and not covers_all and group_of_fit(self) is session().group:
+            session().evaluations.add([float(numpy.sum(value)) for value in tf.nest.flatten(results)])
         return results
 
     return evaluate

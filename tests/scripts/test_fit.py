@@ -93,6 +93,14 @@ elif hpcdl.rank() == 0:
 """
 
 
+def test_an_evaluation_of_a_ranks_own_samples_is_named_under_mpiexec_too(
+    session_hpcdl: CommandLine, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(EVALUATES)
+    ended = run_script(session_hpcdl, tmp_path / "script.py", "alone", ranks=2, cwd=tmp_path)
+    assert succeed(ended).err.count("warning: model.evaluate gave") == 1
+
+
 @pytest.mark.parametrize("words", [[], ["alone"]])
 def test_an_evaluation_of_a_ranks_own_samples_is_named(
     session_hpcdl: CommandLine, tmp_path: Path, words: list[str]
@@ -124,6 +132,7 @@ model.fit(x, np.arange(32) % 2, verbose=0, **eval(sys.argv[1]))
         ("dict(epochs=2, initial_epoch=rank)", 2, "rank 0 has initial_epoch=0, rank 1 has initial_epoch=1"),
         ("dict(class_weight={0: 1.0, 1: 1.0 + rank})", 0, "warning: model.fit has class_weight/1 1 on rank 0, 2 on"),
         ("dict(class_weight={0: 1.0, 1: 2.0})", 0, ""),
+        ("dict(class_weight={0: 1.0, 1: 2.0} if rank else None)", 2, "rank 0 has no class_weight, rank 1 has class_w"),
     ],
 )
 def test_a_fit_is_called_alike_on_all_ranks(

@@ -258,8 +258,7 @@ def broadcast_variables(variables: Any, root_rank: int = 0, *, process_set: Proc
 
 def _combines() -> None:
     """Forget earlier evaluations, whose results the script may combine over the ranks itself."""
-    if (run := session().run) is not None:
-        run.evaluations.clear()
+    session().evaluations.clear()
 
 
 def _check_root(group: ScriptGroup, root_rank: int) -> None:

@@ -147,6 +147,8 @@ class ProcessEnd:
     last: Observed
     """A communicator of the same ranks, only for leaving together."""
     watch: Watchdog
+    warning: Callable[[Observed], str] = lambda _: ""
+    """Returns what to warn of once every rank's script is over, or nothing. Collective."""
     exit_called: tuple[int, float] | None = None
     """The code of the last SystemExit, and the time of its creation."""
 
@@ -205,7 +207,7 @@ class ProcessEnd:
             code = exit_code_of(status)
             if code:
                 self._report_and_abort(code, "os._exit")
-            leave_together(self.last, self.watch, called="os._exit")
+            self._leave("os._exit")
             from hpcdl.comm.mpi.communicator import finalize
 
             # os._exit runs no exit functions, and an MPI launcher takes a rank without MPI_Finalize for a failed one.
@@ -233,8 +235,13 @@ class ProcessEnd:
         called = communicator.monitor.moved_s() < called_s  # else the script caught it and continued
         if code and called:
             self._report_and_abort(code, "sys.exit")
-        leave_together(self.last, self.watch, called="sys.exit" if called else "")
+        self._leave("sys.exit" if called else "")
         self.watch.stop()
+
+    def _leave(self, called: str) -> None:
+        leave_together(self.last, self.watch, called=called)
+        if (text := self.warning(self.last)) and self.communicator.rank == 0:
+            sys.stderr.write(f"hpcdl: warning: {text}\n")
 
 
 def leave_as_fork(error: BaseException | None) -> NoReturn:

@@ -6,7 +6,6 @@ Also enables faster kernels for Keras's layers, if the script or its `hpcdl run`
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import statistics
 import sys
@@ -35,10 +34,6 @@ if TYPE_CHECKING:
     from hpcdl.node.accelerators import GpuUse
 
 
-_MOST_EVALUATIONS = 100
-"""Evaluations of a script whose results are compared at its end."""
-_ALIKE = 1e-3
-"""Relative difference of two ranks' results on the same samples."""
 KERNELS_VARIABLE = "HPCDL_FAST_KERNELS"
 """Set in the ranks of `hpcdl run --fast-kernels auto` or `on`."""
 
@@ -133,8 +128,6 @@ class ScriptRun:
     warnings: list[str] = field(default_factory=list)
     resumed_from: list[int] = field(default_factory=list)
     checkpoint_interval: Mapping[str, float] = field(default_factory=dict)
-    evaluations: list[list[float]] = field(default_factory=list)
-    """What `model.evaluate` returned outside hpcdl.callbacks(), until the script combines numbers over the ranks."""
     work: BackgroundWork
     unfinished: list[Callable[[], None]] = field(default_factory=list)
     """Functions that wait for background work of the script."""
@@ -161,28 +154,6 @@ class ScriptRun:
         )
         if communicator.rank == 0:
             write_record(self.run_dir, self.started)
-
-    def evaluated(self, numbers: list[float]) -> None:
-        """Note the results of an evaluation that covers this rank's samples alone."""
-        if len(self.evaluations) < _MOST_EVALUATIONS:
-            self.evaluations.append(numbers)
-
-    def warning_of_evaluations(self, communicator: Communicator) -> str:
-        """Return the warning that evaluations deserve if all ranks had as many and one differs. Collective."""
-        by_rank = communicator.allgather_json(self.evaluations)
-        if len({len(row) for row in by_rank}) > 1:  # one rank alone evaluated, which may have all samples
-            return ""
-        for first, *others in zip(*by_rank, strict=True):
-            for rank, other in enumerate(others, 1):
-                for one, two in zip(first, other, strict=False):
-                    unknown = math.isnan(one) or math.isnan(two)
-                    # Near 0 a relative difference says nothing, hence the absolute one.
-                    if not unknown and not math.isclose(one, two, rel_tol=_ALIKE, abs_tol=_ALIKE**2):
-                        return (
-                            f"model.evaluate gave {one:.4g} on rank 0 and {two:.4g} on rank {rank}: each is of that "
-                            "rank's samples alone; callbacks=[hpcdl.callbacks()] makes it cover those of all ranks"
-                        )
-        return ""
 
     def finish_work(self) -> None:
         """Wait for background work after the script's last line. Collective if that work is."""

@@ -111,7 +111,8 @@ def execute(
     hosts = list(watch.hosts.values())
     group = ScriptGroup(communicator)
     folder = watch.folder if communicator.size > 1 else None
-    session.adopt(session.Session(communicator=communicator, group=group, hosts=hosts, folder=folder, run=run))
+    here = session.Session(communicator=communicator, group=group, hosts=hosts, folder=folder, run=run)
+    session.adopt(here)
     last, written = communicator.duplicate(), WrittenFiles()
     run.begin(last)
     with recording(injection.trace_beside(config.run.trace), last, run_dir):
@@ -123,7 +124,7 @@ def execute(
             run.finish_work()
         if communicator.size > 1:
             leave_together(last, watch, called=called)
-            for text in (written.warning(last, run_dir), run.warning_of_evaluations(last)):
+            for text in (written.warning(last, run_dir), here.evaluations.warning(last)):
                 if text:
                     run.warnings.append(text)
                     if last.rank == 0:

@@ -13,13 +13,14 @@ import signal
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.core.errors import UsageError
 from hpcdl.core.paths import check_backend
 from hpcdl.core.storage.disk import remove_folder
+from hpcdl.scripts.process.evaluations import Evaluations
 from hpcdl.scripts.process.exit import ProcessEnd
 from hpcdl.scripts.process.undistributed import watch_training
 
@@ -45,6 +46,7 @@ class Session:
     folder: Path | None = None
     process_end: ProcessEnd | None = None
     run: ScriptRun | None = None
+    evaluations: Evaluations = field(default_factory=Evaluations)
 
 
 _sessions: list[Session] = []
@@ -81,16 +83,22 @@ def init(stall_timeout_s: float = 300.0) -> None:
         return
     process = placement() or ALONE
     joined = join(process)
-    process_end = folder = None
+    process_end, folder, evaluations = None, None, Evaluations()
     if process.size > 1:
-        process_end = ProcessEnd(communicator=joined, last=joined.duplicate(), watch=_watched(joined, stall_timeout_s))
+        process_end = ProcessEnd(
+            communicator=joined,
+            last=joined.duplicate(),
+            watch=_watched(joined, stall_timeout_s),
+            warning=evaluations.warning,
+        )
         folder = process_end.watch.folder
         process_end.install()
     hosts = joined.allgather_json(joined.host)
     group = ScriptGroup(joined)
     _settle_forks(process)
     watch_training(process.size, functools.partial(_warn, joined.rank), is_initialized, under_run=False)
-    _sessions.append(Session(communicator=joined, group=group, hosts=hosts, folder=folder, process_end=process_end))
+    here = Session(communicator=joined, group=group, hosts=hosts, folder=folder, process_end=process_end)
+    _sessions.append(replace(here, evaluations=evaluations))
 
 
 SAME_SAMPLES = "the same samples"

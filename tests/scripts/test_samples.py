@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import tensorflow as tf
 from hpcdl.core.errors import UsageError
 from hpcdl.scripts.fit import samples
 from hpcdl.scripts.fit.samples import SamplesOfEpoch, SamplesOfLoop, _sketch, note_samples, stop_noting, verdict
+from hpcdl.scripts.fit.scaling import standardised
 from hpcdl.scripts.process.group import ScriptGroup
 
 SAME, SOME, NOTHING = "every rank was given the same", "some samples were given to several ranks", ""
@@ -172,3 +174,48 @@ def test_a_second_thread_in_a_collective_is_refused_at_once() -> None:
     with pytest.raises(UsageError):
         group.agree("the start of a fit")
     assert len(found) == 1 and "two threads of a rank exchange at once, one in a barrier" in found[0]
+
+
+def standard(part: np.ndarray, axis: int | tuple[int, ...] | None = 0) -> np.ndarray:
+    return (part - part.mean(axis, keepdims=True)) / part.std(axis, keepdims=True)
+
+
+TABLE = np.random.default_rng(3).normal(3, 2, (400, 5)).astype("float32")
+IMAGES = np.random.default_rng(3).random((40, 6, 6, 3)).astype("float32")
+
+
+@pytest.mark.parametrize(
+    ("parts", "warned"),
+    [
+        ([standard(TABLE[rank::2]) for rank in range(2)], True),
+        ([standard(TABLE[rank::2, 0]) for rank in range(2)], True),
+        ([standard(IMAGES[rank::2], None) for rank in range(2)], True),
+        ([standard(IMAGES[rank::2], (0, 1, 2)) for rank in range(2)], True),
+        ([standard(TABLE[0::2]), TABLE[1::2]], False),
+        ([standard(TABLE)[rank::2] for rank in range(2)], False),
+        (
+            [standard(TABLE)[order] for order in (slice(None), slice(None, None, -1))],
+            False,
+        ),  # they are the same samples
+        ([standard(IMAGES[rank::2], (1, 2, 3)) for rank in range(2)], False),  # each picture by itself
+        ([standard(TABLE[rank::2], 1) for rank in range(2)], False),
+        ([np.where(np.arange(64).reshape(32, 2) % 2, 1.0, -1.0) * sign for sign in (1, -1)], False),
+    ],
+)
+def test_parts_that_each_rank_has_standardised_are_named(parts: list[np.ndarray], warned: bool) -> None:
+    said: list[str] = []
+
+    class Two:
+        messages = property(lambda self: self)
+        kept: ClassVar[dict[str, Any]] = {}
+
+        def keep(self, key: str, make: Callable[[], Any]) -> Any:
+            return self.kept.setdefault(key, make())
+
+        def allgather_json(self, own: Any) -> list[Any]:
+            return [own, own if isinstance(own, bool) else [_sketch(parts[1:]), False, standardised(parts[1:])]]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hpcdl.scripts.fit.samples.warn_once", lambda group, key, warning: said.append(warning))
+        samples.warn_of_same_samples(Two(), object(), parts[0])  # type: ignore[arg-type]
+    assert any("standardised by that rank's own numbers" in text for text in said) == warned

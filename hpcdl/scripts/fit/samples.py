@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import tensorflow as tf
 
+from hpcdl.scripts.fit.scaling import WARNING, standardised
 from hpcdl.scripts.process.session import SAME_SAMPLES, warn_once
 from hpcdl.strategies.base.graph import call_python
 
@@ -60,11 +61,16 @@ def warn_of_same_samples(group: ScriptGroup, model: Any, data: Any) -> SamplesOf
     first = group.keep("the first fit", lambda: [True])
     if not any(group.messages.allgather_json(_note_new(data, compared) or first[0])):
         return None
-    own_sketch = _sketch(_arrays_of(data))
-    comes = own_sketch is None and data is not None and not _arrays_of(data) and not _is_split(data)
-    sketches, come = zip(*group.messages.allgather_json([own_sketch, comes]), strict=True)
-    if all(sketch is not None for sketch in sketches) and (text := verdict(sketches)):
-        warn_once(group, SAME_SAMPLES, text)
+    arrays = _arrays_of(data)
+    own_sketch = _sketch(arrays)
+    comes = own_sketch is None and data is not None and not arrays and not _is_split(data)
+    rows = group.messages.allgather_json([own_sketch, comes, standardised(arrays)])
+    sketches, come, scaled = zip(*rows, strict=True)
+    if all(sketch is not None for sketch in sketches):
+        if text := verdict(sketches):
+            warn_once(group, SAME_SAMPLES, text)
+        elif all(scaled):
+            warn_once(group, "samples scaled by each rank", WARNING)
     begins, first[0] = first[0], False
     if not all(come) or not begins:
         return None

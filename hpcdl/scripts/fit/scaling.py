@@ -1,0 +1,64 @@
+"""Whether each rank has standardised its own part of the samples, by a mean and a deviation of its own.
+
+One model then gets numbers of different meaning. Of samples that were standardised before they were divided no part has
+exactly the mean 0 and the deviation 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Array
+
+_LEAST_ROWS = 8
+_MOST_COLUMNS = 64
+"""Columns of a table to look at."""
+_MOST_BYTES = 2**27
+"""Larger arrays are not looked at: it would take too long."""
+_CHUNK_ROWS = 1 << 16
+_ROUNDING, _OF_ROW = 2e-5, 1e-3
+"""Largest means and differences of variances that count as 0: of many values, and of the few of a sample."""
+
+WARNING = (
+    "each rank's samples have exactly the mean 0 and the standard deviation 1: standardised by that rank's own numbers "
+    "they mean something else on each; use the same mean and deviation on all ranks, those of all samples"
+)
+
+
+def standardised(arrays: Sequence[Array]) -> bool:
+    """Return whether an array has the mean 0 and the deviation 1, in every column or channel or as a whole."""
+    return any(_is_standardised(array) for array in arrays)
+
+
+def _is_standardised(array: Array) -> bool:
+    size = array[:, :_MOST_COLUMNS].nbytes if array.ndim == 2 else array.nbytes
+    if array.dtype.kind != "f" or len(array) < _LEAST_ROWS or not 0 < size <= _MOST_BYTES:
+        return False
+    if array.ndim > 1 and all(abs(row.mean()) < _OF_ROW for row in array[:3]):  # each sample by itself, as of spectra
+        return False
+    columns = array.reshape(-1, array.shape[-1] if array.ndim > 1 else 1)
+    if array.ndim == 2:
+        columns = columns[:, :_MOST_COLUMNS]
+    few_values = len(numpy.unique(columns[:: max(1, len(columns) // _MOST_COLUMNS)])) < 4  # such as -1 and 1, as many
+    if few_values:
+        return False
+    sums = squares = numpy.zeros(columns.shape[1])
+    for start in range(0, len(columns), _CHUNK_ROWS):
+        chunk = columns[start : start + _CHUNK_ROWS].astype(numpy.float64)
+        sums, squares = sums + chunk.sum(0), squares + (chunk**2).sum(0)
+    by_column = _fits(sums, squares, len(columns))
+    constant = numpy.isclose(squares, 0.0)  # a scaler leaves those at 0
+    as_a_whole = _fits(sums.sum(keepdims=True), squares.sum(keepdims=True), columns.size)
+    return bool(as_a_whole.all() or ((by_column | constant).all() and by_column.any()))
+
+
+def _fits(sums: Array, squares: Array, number: int) -> Array:
+    """Return where `number` values have the mean 0, and the variance 1 by that number or by one less."""
+    mean, square = sums / number, squares / number
+    one = [numpy.abs(square * factor - 1) < _ROUNDING for factor in (1, number / max(number - 1, 1))]
+    fits: Array = (numpy.abs(mean) < _ROUNDING) & (one[0] | one[1])
+    return fits

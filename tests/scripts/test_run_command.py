@@ -219,6 +219,12 @@ def test_a_script_that_asks_its_user_is_referred_to_arguments(session_hpcdl: Com
     assert finished.code == 1 and "no standard input; give values as arguments" in line
 
 
+def test_a_script_that_reads_its_input_to_the_end_does_not_wait(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "reads.py").write_text("import sys\nprint('read', repr(sys.stdin.read()))\n")
+    finished = session_hpcdl(["run", "--ranks", "2", "--run-dir", tmp_path / "run", tmp_path / "reads.py"])
+    assert finished.code == 0 and finished.out.count("read ''") == 2
+
+
 WRITES = """
 import hpcdl, json, pathlib
 hpcdl.init()

@@ -54,6 +54,7 @@ def main() -> None:
     run_dir = Path(sys.argv[1]).absolute()  # the script may change the working directory
     script, arguments = sys.argv[2], sys.argv[3:]
     log = print_into(run_dir / FOLDER, (placement() or ALONE).rank)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # mpiexec's never ends on ranks other than 0, which would wait for it
 
     folder: list[Path] = []
 

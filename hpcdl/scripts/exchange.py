@@ -27,7 +27,8 @@ from hpcdl.core.units import parse_bytes
 from hpcdl.scripts.collectives.tensors import check_traceable, turn_begins, turn_ends
 from hpcdl.scripts.existing import existing_alike, unique
 from hpcdl.scripts.fit.files import save_once
-from hpcdl.scripts.fit.model import note_calls, rows_of_batch, rows_of_call
+from hpcdl.scripts.fit.loop_sums import LoopSums
+from hpcdl.scripts.fit.model import batch_of_loop, note_calls, rows_of_batch, rows_of_call
 from hpcdl.scripts.fit.samples import SamplesOfLoop
 from hpcdl.scripts.process.exit import after_updates
 from hpcdl.scripts.process.session import SAME_SAMPLES, note_strategy, session, warn_once
@@ -143,6 +144,11 @@ class ExchangeSettings:
     def _given(self, names: Iterable[str]) -> list[str]:
         """Return those of the settings that differ from their defaults, written as in a script."""
         return [f"{name}={getattr(self, name)!r}" for name in names if getattr(self, name) != getattr(_PLAIN, name)]
+
+    @property
+    def averages_ranks(self) -> bool:
+        """Whether gradients become the mean of those of the ranks, each of its own batch."""
+        return self.op == "mean" and self.average_over == "ranks"
 
     def num_servers(self, num_ranks: int) -> int:
         """Return the number of servers among the ranks. Raises UsageError unless it is from 1 to `num_ranks`."""
@@ -281,9 +287,9 @@ class GradientExchange:
             sys.stderr.writelines(f"hpcdl: warning: {_in_python(text)}\n" for text in self._worker.warnings)
         note_strategy(info.name)
         save_once()
-        note_calls()
         with outside_graphs():  # a function that is traced again refuses new variables
             self._samples = SamplesOfLoop()
+        self._sums = note_sums(group, settings)
 
     def state(self) -> dict[str, Array]:
         """Return this rank's state for a checkpoint: the residual of its compressed gradients."""
@@ -296,9 +302,8 @@ class GradientExchange:
     @property
     def loss_share(self) -> float | None:
         """Factor for a loss that makes the sum of the gradients the requested mean, or None if there is none."""
-        settings = self.settings
-        plain = settings.op == "mean" and settings.average_over == "ranks" and settings.gradient_predivide_factor == 1.0
-        return 1 / self.group.size if plain and self.group.size > 1 else None
+        settings, size = self.settings, self.group.size
+        return 1 / size if settings.averages_ranks and settings.gradient_predivide_factor == 1.0 and size > 1 else None
 
     def combine(
         self, gradients: Sequence[Any], variables: Sequence[Any], num_samples: Any = None, *, shared: bool = False
@@ -325,6 +330,8 @@ class GradientExchange:
             (getattr(gradient, "values", gradient) for gradient in reversed(converted) if gradient is not None), weight
         )
         alone = self.group.size == 1  # no other rank that could use another order
+        if not alone and self._sums.looks:
+            self._sums.look(batch_of_loop() if self.settings.averages_ranks and not shared else None)
         if not alone and self._compared is not None:
             self._samples.trace_new(rows_of_call)
         # Stage 1: all ranks are in this step with the same gradients, or all end with one error.
@@ -476,6 +483,15 @@ class GradientExchange:
 def _in_python(text: str) -> str:
     """Return a warning with the setting as scripts write it."""
     return re.sub(r"--compress (\S+)", lambda match: f"compress={match[1]!r}", text)
+
+
+def note_sums(group: ScriptGroup, settings: ExchangeSettings) -> LoopSums:
+    """Return what looks at the losses of loops; have them noted if `settings` divide their sum over the ranks."""
+    sums = group.keep("sums in loops", lambda: LoopSums(group))
+    note_calls()
+    if group.size > 1 and settings.averages_ranks:
+        sums.begin()
+    return sums
 
 
 def look_for_same_samples(group: ScriptGroup, values: Array, *, moved: bool, batch: Sequence[Array] = ()) -> None:

@@ -31,6 +31,7 @@ from hpcdl.scripts.exchange import (
     key_of,
     make_alike,
     moves_own_weights,
+    note_sums,
     scaled_by,
 )
 from hpcdl.scripts.existing import existing_alike
@@ -421,6 +422,7 @@ class DistributedGradientTape:
             groups=groups,
             servers=servers,
         )
+        note_sums(self._group, self._settings)  # before the first gradient, which only then makes an exchange
 
     def __enter__(self) -> DistributedGradientTape:
         self._tape.__enter__()

@@ -127,15 +127,31 @@ class Adds(keras.layers.Layer):
     def call(self, v): self.add_loss(value(self.text, v)); return v
 class Own(keras.Sequential):
     def train_step(self, data):
+        with tf.GradientTape() as tape: tape.watch(data[0]); each = tf.reduce_sum(self(data[0]))
+        tape.gradient(each, data[0])  # as in a penalty: no gradient by weights, so the sum is right
         with tf.GradientTape() as tape: loss = value(self.text, self(data[0], training=True) - data[1])
         gradients = tape.gradient(loss, self.trainable_weights)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_weights))
         return {"loss": loss}
+def loop(model, Tape, run):
+    optimizer = keras.optimizers.SGD(0.01)
+    optimizer = optimizer if Tape is hpcdl.DistributedGradientTape else hpcdl.DistributedOptimizer(optimizer)
+    @run
+    def step(rows):
+        with Tape() as tape: loss = value(model.text, model(rows, training=True) - rows[:, :1])
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_weights), model.trainable_weights))
+    hpcdl.broadcast_variables(model.variables)
+    for start in range(0, number, 8): step(tf.constant(x[start : start + 8]))
 dense = lambda: keras.layers.Dense(1, activity_regularizer="l2", kernel_regularizer="l2")
 for text in texts:
     first = [keras.Input((4,))]
-    model = Own([*first, dense()]) if kind == "own" else keras.Sequential([*first, Adds(text), dense()])
+    model = Own([*first, dense()]) if kind != "added" else keras.Sequential([*first, Adds(text), dense()])
     model.text = text
+    if kind.startswith("loop"):
+        for words in (kind, "eager", "tape", "") if len(texts) > 1 else (kind,):
+            loop(model, hpcdl.DistributedGradientTape if "tape" in words else tf.GradientTape,
+                 (lambda step: step) if "eager" in words else tf.function)
+        continue
     model.compile(hpcdl.DistributedOptimizer("sgd"), "mse")
     model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0)
 """
@@ -174,6 +190,12 @@ def test_a_sum_is_a_mean_where_the_number_of_samples_divides_it(divisors: list[f
         ("own", 25, ["total(v ** 2)"]),  # a last batch of another size: the number is unknown when the step is traced
         ("added", 24, ["tf.reduce_mean(v) - 0.01 * keras.ops.sum(v ** 2)"]),
         ("own", 24, ["tf.nn.compute_average_loss(total(v ** 2, -1), global_batch_size=16)"]),
+        ("loop, eager, tape", 24, MEANS),
+        ("loop", 24, ["0.5 * total(v ** 2)"]),
+        ("loop, tape", 24, ["total(v ** 2)"]),
+        ("loop, eager", 24, ["keras.losses.MeanSquaredError(reduction='sum')(v, 2 * v)"]),
+        ("loop, eager, tape", 24, ["v[:, 0] ** 2"]),
+        ("loop, eager", 25, ["tf.nn.compute_average_loss(total(v ** 2, -1), global_batch_size=16)"]),
     ],
 )
 def test_sums_over_a_batch_are_found_where_no_loss_function_has_them(
@@ -182,7 +204,7 @@ def test_sums_over_a_batch_are_found_where_no_loss_function_has_them(
     (tmp_path / "script.py").write_text(SUMS)
     words = ["run", "--ranks", "2", "--run-dir", tmp_path / "run", tmp_path / "script.py", kind, str(number), *texts]
     ended = session_hpcdl(words)
-    what = {"own": "a loss in train_step", "added": "a loss given to add_loss"}[kind]
+    what = {"own": "a loss in train_step", "added": "a loss given to add_loss"}.get(kind, "a loss in a loop")
     assert ended.code == 0, ended.err
     assert ended.err.count(f"warning: {what} adds up the samples") == (len(texts) == 1)
     assert ended.err.count(SUM) == (len(texts) == 1)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _MOST_TENSORS = 2000
 """Tensors to look at between a loss and its sum, and from there to the batch."""
-_ROUNDING = 1e-4
+ROUNDING = 1e-4
 _REDUCING = ("Sum", "Mean", "Max", "Min", "Prod")
 _PASSING = ("Identity", "Cast", "Neg", "StopGradient")
 _SCALING = ("Mul", "RealDiv", "DivNoNan")
@@ -42,7 +42,9 @@ def batch_sums_checked(group: ScriptGroup, rows: Callable[[], Sequence[Any]], *,
 
     @functools.wraps(plain)
     def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
-        losses.extend(tf.nest.flatten([*args, *kwargs.values()][:1]))
+        given = [*args, *kwargs.values()]
+        if not own_step or has_variables(given[1:2]):
+            losses.extend(tf.nest.flatten(given[:1]))
         return plain(self, *args, **kwargs)
 
     vars(noting)["autograph_info__"] = {}  # TensorFlow's mark of functions that AutoGraph does not convert
@@ -54,11 +56,20 @@ def batch_sums_checked(group: ScriptGroup, rows: Callable[[], Sequence[Any]], *,
     batch = rows()
     if tf.executing_eagerly() or not batch:
         return
-    graph, what = tf.compat.v1.get_default_graph(), "a loss in train_step" if own_step else "a loss given to add_loss"
-    number = batch[0].shape[0]
+    look_at(group, "a loss in train_step" if own_step else "a loss given to add_loss", losses, batch[0])
+
+
+def look_at(group: ScriptGroup, what: str, losses: Sequence[Any], rows: Any) -> None:
+    """Look at the losses of the graph that is being traced when its first batch, of which `rows` is a tensor, comes."""
+    graph, number = tf.compat.v1.get_default_graph(), rows.shape[0]
     for loss in losses:
-        if getattr(loss, "graph", None) is graph and loss.shape.rank == 0 and (found := divisors_of_sum(loss, number)):
-            group.keep(f"{what} {found}", functools.partial(BatchSum, group, what, found)).trace(batch[0])
+        if getattr(loss, "graph", None) is graph and (found := divisors_of_sum(loss, number)):
+            group.keep(f"{what} {found}", functools.partial(BatchSum, group, what, found)).trace(rows)
+
+
+def has_variables(sources: Any) -> bool:
+    """Return whether a tape derives by variables: the gradient by a batch, as in a penalty, is each sample's own."""
+    return any(hasattr(source, "assign") for source in tf.nest.flatten(sources))
 
 
 def divisors_of_sum(loss: Any, number: int | None) -> list[float]:
@@ -66,6 +77,8 @@ def divisors_of_sum(loss: Any, number: int | None) -> list[float]:
 
     `number`: how many samples the batch has, None if that is unknown while the step is traced.
     """
+    if loss.shape.rank:  # a tape adds up what it derives
+        return [1.0] if _has_rows(loss, number) else []
     waiting, seen = [(loss, [1.0])], set[int]()
     while waiting and len(seen) < _MOST_TENSORS:
         current, divisors = waiting.pop()
@@ -96,12 +109,12 @@ def divides(divisors: Sequence[float], number: int, num_ranks: int) -> bool:
     A multiple may count values too, but that by the ranks is the number of all ranks' samples.
     """
     known = [abs(divisor) for divisor in (*divisors, math.prod(divisors))]
-    if any(math.isclose(one, number, rel_tol=_ROUNDING) for one in known):
+    if any(math.isclose(one, number, rel_tol=ROUNDING) for one in known):
         return True
-    if any(math.isclose(one, number * num_ranks, rel_tol=_ROUNDING) for one in known[:-1]):
+    if any(math.isclose(one, number * num_ranks, rel_tol=ROUNDING) for one in known[:-1]):
         return False
     times = [one / number for one in known]
-    return any(round(one) > 0 and math.isclose(one, round(one), rel_tol=_ROUNDING) for one in times)
+    return any(round(one) > 0 and math.isclose(one, round(one), rel_tol=ROUNDING) for one in times)
 
 
 def _constant(tensor: Any) -> float | None:
@@ -159,11 +172,16 @@ class BatchSum:
             self._done = True
             self._on.assign(False)
             if not divides(self._divisors, int(number), self._group.size):
-                warn_once(
-                    self._group,
-                    self._what,
-                    f"{self._what} adds up the samples of a batch: the mean over the ranks is a part of the sum that "
-                    "one process has; divide it by the number of the rank's samples, or if all losses are sums, give "
-                    "hpcdl.DistributedOptimizer op='sum'",
-                )
+                warn_of_sum(self._group, self._what)
         return True
+
+
+def warn_of_sum(group: ScriptGroup, what: str) -> None:
+    """Print once that the loss named `what` is a sum over the samples of a batch."""
+    warn_once(
+        group,
+        what,
+        f"{what} adds up the samples of a batch: the mean over the ranks is a part of the sum that one process has; "
+        "divide it by the number of the rank's samples, or if all losses are sums, give hpcdl.DistributedOptimizer "
+        "op='sum'",
+    )

@@ -327,6 +327,20 @@ def rows_of_call() -> list[Any]:
     return _rows_in([tensor for tensor in given if getattr(tensor, "graph", None) is graph])
 
 
+def batch_of_loop() -> Any:
+    """Return a tensor with the batch of a loop (its last call's inputs) or an eager fit's step; None if unknown."""
+    eager = tf.executing_eagerly()
+    graph = None if eager else tf.compat.v1.get_default_graph()
+    if _batches and not eager:
+        return None
+    given = tf.nest.flatten(_batches[-1:] or _called, expand_composites=True)
+    if eager:  # the last call may have been in a graph
+        given = [one for one in given if isinstance(one, numpy.ndarray | tf.__internal__.EagerTensor)]
+    return next(
+        (one for one in given if getattr(one, "ndim", 0) and (eager or getattr(one, "graph", 0) is graph)), None
+    )
+
+
 def _counting(train_step: Callable[[Any], Any], counters: Sequence[Any]) -> Callable[[Any], Any]:
     @functools.wraps(train_step)
     def counting(data: Any) -> Any:

@@ -8,6 +8,7 @@ gradients are accumulated over several batches.
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -128,6 +129,8 @@ def _combining(chosen: Any, settings: ExchangeSettings, group: ScriptGroup, fact
             "follow; use the policy mixed_bfloat16, or compress='fp16'"
         )
     exchange = GradientExchange(group, settings, lambda: shared_variables(chosen))
+    if group.size > 1:
+        _note_clips()
     set_own(chosen, "gradient_exchange", exchange)
     for leaf in leaves_of(chosen):
         # In each inner optimizer, because a loss scale or a MultiOptimizer only passes gradients on.
@@ -315,11 +318,39 @@ def _exchange_in(optimizer: Any, exchange: GradientExchange, factor: float, *, s
     set_own(optimizer, "counts_samples", counts)
 
 
+_clipped: list[weakref.ref[Any]] = []
+"""What a function of TensorFlow has clipped last, outside graphs."""
+
+
+def _note_clips() -> None:
+    """Patch TensorFlow's functions that clip to note their results, which outside graphs have no names."""
+
+    def noting(plain: Any) -> Any:
+        @unconverted
+        @functools.wraps(plain)
+        def clip(*args: Any, **kwargs: Any) -> Any:
+            result = plain(*args, **kwargs)
+            if tf.executing_eagerly():
+                clipped = result[0] if plain.__name__ == "clip_by_global_norm" else [result]
+                _clipped[:] = [weakref.ref(one) for one in clipped if one is not None][-1:]
+            return result
+
+        vars(clip)["notes_clips"] = True
+        return clip
+
+    for name in ("clip_by_value", "clip_by_norm", "clip_by_global_norm"):
+        if not hasattr(getattr(tf, name), "notes_clips"):
+            setattr(tf, name, noting(getattr(tf, name)))
+
+
 def _warn_of_clipped(exchange: GradientExchange, gradients: Sequence[Any]) -> None:
-    """Warn if a step that is traced has clipped this rank's gradients before the ranks average them."""
+    """Warn if a step has clipped this rank's gradients before the ranks average them."""
+    if exchange.group.size == 1:
+        return
     names = {str(getattr(one, "name", "")) for one in gradients if not tf.executing_eagerly()}
     # TensorFlow's names of what clips. A gradient of a loss that clips, as PPO's, is named after its tape too.
-    if exchange.group.size > 1 and any("clip_by_" in name and "gradient" not in name for name in names):
+    in_graph = any("clip_by_" in name and "gradient" not in name for name in names)
+    if in_graph or any(one is reference() for reference in _clipped for one in gradients if one is not None):
         warn_once(
             exchange.group,
             "clipped gradients",

@@ -30,6 +30,18 @@ def test_overlapping_windows_are_said_with_split(run_hpcdl: CommandLine, tmp_pat
     assert made.code == 0 and "windows" not in made.err
 
 
+@pytest.mark.parametrize(("how", "said"), [("shuffled", True), ("in time", False), ("apart", False)])
+def test_windows_that_two_splits_share_are_said(run_hpcdl: CommandLine, tmp_path: Path, how: str, said: bool) -> None:
+    windows = np.lib.stride_tricks.sliding_window_view(SERIES, 10, axis=0).transpose(0, 2, 1)[
+        :: 10 if how == "apart" else 1
+    ]
+    order = np.arange(len(windows)) if how == "in time" else np.random.default_rng(5).permutation(len(windows))
+    train, val = np.split(windows[order], [len(windows) * 7 // 10])
+    np.savez(tmp_path / "a.npz", x_train=train, y_train=train[:, -1, 0], x_val=val, y_val=val[:, -1, 0])
+    made = run_hpcdl(["shard", tmp_path / "a.npz", tmp_path / "out", "--dry-run"])
+    assert made.code == 0 and ("samples of val looked at overlap with samples of train" in made.err) == said, made.err
+
+
 def test_times_are_said_with_split_alone(run_hpcdl: CommandLine, tmp_path: Path) -> None:
     lines = "".join(f"{1990 + n},{n * 7 % 5},{n % 2}\n" for n in range(20))
     (tmp_path / "t.csv").write_text("year,x,y\n" + lines)

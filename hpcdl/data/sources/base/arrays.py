@@ -53,6 +53,7 @@ from hpcdl.data.sources.base.values import (
     numbers_in,
     scales_apart,
     values_in,
+    windows_shared,
 )
 
 
@@ -109,7 +110,8 @@ class FieldSource:
         fields, arrays = [made for made, _ in settled], [per_part for _, per_part in settled]
         for item, per_part in zip(fields, arrays, strict=True):
             remarks += [line for line in (self.as_fed(item, per_part), marks_of_missing(item, per_part)) if line]
-            remarks += filter(None, [scales_apart(item, per_part, [part.split for part in parts])])
+            splits = [part.split for part in parts]
+            remarks += filter(None, [scales_apart(item, per_part, splits), windows_shared(item, per_part, splits)])
         columns = list(zip(*arrays, strict=True))
         labels = [number for number, item in enumerate(fields) if item.role == "target" and item.kind == "class"]
         # Stage 3: the list. Rows are those samples that every field can give.

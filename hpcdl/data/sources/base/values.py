@@ -30,6 +30,9 @@ ABSENT = np.iinfo(np.int64).min
 """Marks a missing label."""
 _WINDOWS, _LEAST_OVERLAP, _LONGEST_WINDOW = 4, 3, 100_000
 """Samples compared to find overlapping windows, the values that they must share, and the longest that are compared."""
+_COMPARED, _READ, _FEW = 32, 1 << 22, 10
+"""Windows of a split that are searched in train, the values of train that are read, and the part (one in _FEW) that a
+border in time may share."""
 _FEWEST_STEPS = 1000
 """float32 is too coarse for numbers if it changes them by more than their range divided by this."""
 
@@ -199,6 +202,48 @@ def step_of_windows(facts: SourceFacts) -> int:
         return 0
     steps = range(1, length - _LEAST_OVERLAP + 1)
     return next((step for step in steps if np.array_equal(rows[:-1, step:], rows[1:, : length - step])), 0)
+
+
+def windows_shared(field: Field, arrays: Sequence[PlacedArray], splits: Sequence[str]) -> str:
+    """Describe a split of windows of a series that mostly overlap with those of train; empty if there is none.
+
+    A border that divides a series in time shares few windows, and is usual.
+    """
+    length, width = field.shape[0] if field.shape else 0, math.prod(field.shape[1:])
+    plain = all(array.stored and not array.offsets for array in arrays) and field.kind == "numbers"
+    if "train" not in splits or field.role != "input" or not plain or is_picture(field.shape) or width < 1:
+        return ""
+    if length < 2 * _LEAST_OVERLAP or length * length * width > _READ or np.dtype(field.dtype).kind not in "fiu":
+        return ""
+    half = length // 2
+    factors = np.random.default_rng(1).integers(1, 1 << 63, half * width, np.uint64)
+
+    def keys(values: Array) -> Array:
+        """Return a number for each row of `values`, computed from its bits."""
+        bits = np.ascontiguousarray(values).view(f"u{values.itemsize}").reshape(len(values), -1)
+        summed: Array = (bits * factors).sum(1, dtype=np.uint64)
+        return summed
+
+    def later(values: Array) -> Iterator[Array]:
+        return (keys(values[:, at : at + half]) for at in range(1, length - half + 1))
+
+    train = [array.values() for array, name in zip(arrays, splits, strict=True) if name == "train"]
+    starts = np.concatenate([keys(values[: _READ // (length * width), :half]) for values in train])
+    tails = np.concatenate([own for values in train for own in later(values[-_COMPARED:])])
+    for split in dict.fromkeys(splits):
+        others = [array.values() for array, name in zip(arrays, splits, strict=True) if name == split != "train"]
+        drawn = [row for values in others for row in values[:: len(values) // _COMPARED + 1]][:_COMPARED]
+        drawn = [row for row in drawn if 2 * len(np.unique(row[:half], axis=0)) >= half]  # others are alike by chance
+        if not drawn:
+            continue
+        rows = np.stack(drawn)
+        shared = np.isin(keys(rows[:, :half]), tails) | np.isin(np.stack([*later(rows)]), starts).any(0)
+        if _FEW * int(shared.sum()) > len(rows):
+            return (
+                f"{field.name}: {shared.sum()} of {len(rows)} samples of {split} looked at overlap with samples of "
+                f"train, as windows of one series do: results on {split} are too good. Divide it, then cut windows"
+            )
+    return ""
 
 
 def as_fed(field: Field, arrays: Sequence[PlacedArray]) -> str:

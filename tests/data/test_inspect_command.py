@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,9 @@ from PIL import Image
 
 from tests.conftest import DIGITS, CommandLine
 from tests.data.sharding import contents, image_folder, make
+from tests.data.test_formats import npy, tar
+
+FIELDS = ("--input", "x.npy=x", "--target", "cls=label")
 
 
 def test_what_is_in_it(ask_hpcdl: CommandLine, shards: Path) -> None:
@@ -86,6 +90,20 @@ def test_pictures_of_two_classes_are_warned_of(ask_hpcdl: CommandLine, encoding:
     assert warning in ask_hpcdl(["shard", "s", "parts", "-q", "--split", "train=0.5,val=0.5"]).err
     (home / "s" / "b" / "copy.png").rename(home / "s" / "a" / "copy.png")
     assert "another class" not in ask_hpcdl(["shard", "s", "alike", "-q"]).err
+
+
+@pytest.mark.parametrize(("copies", "said"), [(20, True), (1, False)])
+def test_an_archive_under_two_names_is_warned_of(ask_hpcdl: CommandLine, copies: int, said: bool) -> None:
+    home = ask_hpcdl.home
+    (home / "s").mkdir()
+    pixels = np.random.default_rng(2).random((20, 8, 8), np.float32)
+    members = {f"{n}.x.npy": npy(pixels[n]) for n in range(20)} | {f"{n}.cls": b"%d" % (n % 2) for n in range(20)}
+    members = dict(sorted(members.items(), key=lambda item: int(item[0].partition(".")[0])))
+    tar(home / "s" / "a-0.tar", members)
+    tar(home / "s" / "a-1.tar", dict(itertools.islice(members.items(), 2 * copies)))
+    line = "20 of 40 samples of all have the same inputs as others of it"
+    for made in (ask_hpcdl(["shard", "s", "out", "-q", *FIELDS]), ask_hpcdl(["inspect", "out", "-q"])):
+        assert made.code == 0 and (line in made.err) == said and ("as others" in made.err) == said, made.err
 
 
 def test_the_doubts_of_the_plan_are_shown_again(ask_hpcdl: CommandLine) -> None:

@@ -38,6 +38,8 @@ _STREAM = 32
 _FOLD = np.uint64(0x100000001B3)  # the prime of FNV-1a for 64 bits
 _MANY = 64
 """Numbers along one axis from which on two samples are not alike by chance."""
+_MANY_REPEATS = 10
+"""Repeats within a split are warned of if they are at least one sample in _MANY_REPEATS."""
 _MOST_COMPARED = 1 << 24
 """Samples of a data set that are compared without being asked for: it takes some seconds and 0.5 GB."""
 
@@ -124,14 +126,15 @@ def look(folder: Path) -> Overview:
 
 
 def leaks(folder: Path, overview: Overview | None = None) -> list[str]:
-    """Return a warning for each pair of splits that share samples, and for samples that have several classes.
+    """Return a warning for each pair of splits that share samples, and for samples that are repeated or of two classes.
 
     Without an `overview` samples are compared here, unless there are too many to do it in passing.
     """
     dataset = open_dataset(str(folder))
     repeats, of_two_classes = (overview.repeats, overview.of_two_classes) if overview else (None, [])
     num_samples = sum(split.num_samples for split in dataset.splits.values())
-    compares = len(dataset.splits) > 1 or _shows_two_classes(dataset)
+    repeated = any(_is_rich(field) and field.kind != "text" for field in dataset.inputs)
+    compares = len(dataset.splits) > 1 or repeated or _shows_two_classes(dataset)
     if overview is None and compares and num_samples <= _MOST_COMPARED and (keys := _all_keys(dataset)) is not None:
         repeats, of_two_classes = _repeats(keys), _with_two_classes(dataset, keys)
     lines = [
@@ -140,6 +143,14 @@ def leaks(folder: Path, overview: Overview | None = None) -> list[str]:
         f"on {pair.split} are too good: take them out of the source"
         for pair in repeats or ()
         if pair.split != pair.other
+    ]
+    lines += [
+        f"{pair.num_samples} of {dataset.splits[pair.split].num_samples} samples of {pair.split} have the same inputs "
+        f"as others of it, the first is sample {pair.example}: is a part of the source there twice, under two names?"
+        for pair in repeats or ()
+        if repeated
+        and pair.split == pair.other
+        and _MANY_REPEATS * pair.num_samples >= dataset.splits[pair.split].num_samples
     ]
     return [*lines, *of_two_classes]
 

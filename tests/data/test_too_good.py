@@ -6,6 +6,7 @@ import datetime
 import zipfile
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -182,3 +183,13 @@ def test_splits_of_which_one_was_normalised_are_said(
     np.savez(tmp_path / "a.npz", x_train=x[:40], y_train=x[:40, 0], x_test=x[40:] * factor, y_test=x[40:, 0])
     made = run_hpcdl(["shard", tmp_path / "a.npz", tmp_path / "out", "--dry-run"])
     assert made.code == 0 and ("was one of them normalised? Scale both alike" in made.err) == said, made.err
+
+
+@pytest.mark.parametrize(("filled", "said"), [(60, True), (95, False), (100, False)])
+def test_rows_that_were_never_filled_are_said(run_hpcdl: CommandLine, tmp_path: Path, filled: int, said: bool) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        x, y = file.create_dataset("x", (100, 8), "f4"), file.create_dataset("y", (100,), "i4")
+        x[:filled], y[:filled] = np.random.default_rng(9).normal(size=(filled, 8)), np.arange(filled) % 2
+    made = run_hpcdl(["shard", tmp_path / "a.h5", tmp_path / "out", "--dry-run"])
+    line = "the last 40 samples of all are 0 in every array: rows that were never filled?"
+    assert made.code == 0 and (line in made.err) == said and ("never" in made.err) == said, made.err

@@ -50,6 +50,7 @@ from hpcdl.data.sources.base.values import (
     is_one_hot,
     labels_in,
     marks_of_missing,
+    never_written,
     numbers_in,
     scales_apart,
     values_in,
@@ -103,6 +104,8 @@ class FieldSource:
         # Before counts are compared: arrays of one sample a file have other counts.
         placed = self._samples_of(parts, placed, remarks)
         self._check_counts(parts, placed)
+        for part, raw in zip(parts, zip(*(per_part for _, per_part in placed), strict=True), strict=True):
+            remarks += filter(None, [never_written(part.split, raw)])
         settled = [  # stage 2: one type and shape over all splits; classes become numbers
             self._settled(name, role, path, per_part, remarks)
             for (role, name, path), (_, per_part) in zip(wanted, placed, strict=True)

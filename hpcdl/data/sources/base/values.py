@@ -33,6 +33,7 @@ _WINDOWS, _LEAST_OVERLAP, _LONGEST_WINDOW = 4, 3, 100_000
 _COMPARED, _READ, _FEW = 32, 1 << 22, 10
 """Windows of a split that are searched in train, the values of train that are read, and the part (one in _FEW) that a
 border in time may share."""
+_FEWEST_EMPTY = 10
 _FEWEST_STEPS = 1000
 """float32 is too coarse for numbers if it changes them by more than their range divided by this."""
 
@@ -184,6 +185,26 @@ def scales_apart(field: Field, arrays: Sequence[PlacedArray], splits: Sequence[s
     return (
         f"{field.name}: most values are {low:.3g} to {high:.3g} in {narrow}, and {lowest:.3g} to {highest:.3g} in "
         f"{wide}: was one of them normalised? Scale both alike"
+    )
+
+
+def never_written(split: str, column: Sequence[PlacedArray]) -> str:
+    """Describe samples at the end of a split that are 0 in each of its arrays, as rows that were made and not filled.
+
+    Empty if there are fewer than _FEWEST_EMPTY of them.
+    """
+    plain = [array for array in column if array.stored and not array.offsets and array.shape and not array.text]
+    if not plain or any(array.dtype.kind not in "fiu" for array in plain):
+        return ""
+    most = max(_READ // max(1, sum(math.prod(array.shape[1:]) for array in plain)), _FEWEST_EMPTY)
+    most = min(most, *(array.num_samples for array in plain))
+    filled = np.logical_or.reduce([array.values()[-most:].reshape(most, -1).any(1) for array in plain])
+    count = int(filled[::-1].argmax()) if filled.any() else most
+    if not _FEWEST_EMPTY <= count < plain[0].num_samples:
+        return ""
+    return (
+        f"the last {'' if filled.any() else 'over '}{count} samples of {split} are 0 in every array: rows that were "
+        "never filled? If so, take them out"
     )
 
 

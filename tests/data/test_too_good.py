@@ -5,14 +5,17 @@ from __future__ import annotations
 import datetime
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from tests.conftest import CommandLine
+from tests.data.sharding import image_folder
 from tests.data.test_asked import PICTURE
 from tests.data.test_formats import tar
 
@@ -193,3 +196,39 @@ def test_rows_that_were_never_filled_are_said(run_hpcdl: CommandLine, tmp_path: 
     made = run_hpcdl(["shard", tmp_path / "a.h5", tmp_path / "out", "--dry-run"])
     line = "the last 40 samples of all are 0 in every array: rows that were never filled?"
     assert made.code == 0 and (line in made.err) == said and ("never" in made.err) == said, made.err
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "line"),
+    [
+        ({"kind": "jpg"}, {}, "all images seen of 'a' are JPEG, those of 'b' PNG"),
+        ({"grey": True}, {}, "all images seen of 'a' are grey, those of 'b' in colour"),
+        ({"size": 20}, {}, "all images seen of 'a' are of 20x20 pixels, those of 'b' of 16x16 pixels"),
+        ({}, {}, ""),
+    ],
+    ids=["format", "colour", "size", "alike"],
+)
+def test_what_tells_classes_apart_beside_content_is_said(
+    run_hpcdl: CommandLine, tmp_path: Path, first: dict[str, Any], second: dict[str, Any], line: str
+) -> None:
+    for name, flags in {"a": first, "b": second}.items():
+        image_folder(tmp_path / "s", {name: 6}, **flags)
+    made = run_hpcdl(["shard", tmp_path / "s", tmp_path / "out", "--image-size", "8", "--dry-run"])
+    assert made.code == 0 and line in made.err and ("images seen" in made.err) == bool(line), made.err
+
+
+def test_pictures_that_look_black_are_said(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    image_folder(tmp_path / "s", {"a": 6, "b": 6})
+    for path in (tmp_path / "s" / "b").iterdir():
+        Image.fromarray(np.asarray(Image.open(path)) // 128).save(path)
+    made = run_hpcdl(["shard", tmp_path / "s", tmp_path / "out", "--dry-run"])
+    assert made.code == 0 and "images seen of 'b' hold 0 and 1 alone, and look black" in made.err
+
+
+@pytest.mark.parametrize("kind", ["jpg", "png"])
+def test_pictures_that_are_cut_short_are_refused_by_the_plan(run_hpcdl: CommandLine, tmp_path: Path, kind: str) -> None:
+    path = image_folder(tmp_path / "s", {"a": 6, "b": 6}, kind=kind) / "b" / f"0003.{kind}"
+    path.write_bytes(path.read_bytes()[:-100])
+    made = run_hpcdl(["shard", tmp_path / "s", tmp_path / "out", "--dry-run"])
+    assert made.code == 2 and f"b/0003.{kind}: damaged image" in made.err and "--on-error skip" in made.err
+    assert run_hpcdl(["shard", tmp_path / "s", tmp_path / "out", "--on-error", "skip"]).code == 0

@@ -30,7 +30,7 @@ from hpcdl.data.format.order import mixed, permuted
 from hpcdl.data.sources.base.flat import names_group, names_time, question_of_words
 from hpcdl.data.sources.base.glance import HEAD_BYTES, check_is_image
 from hpcdl.data.sources.base.groups import remark_on_names
-from hpcdl.data.sources.base.images import ImageKinds, decode
+from hpcdl.data.sources.base.images import ImageKinds, check_end, decode
 from hpcdl.data.sources.base.source import (
     FILES_LISTED,
     Content,
@@ -219,6 +219,8 @@ _NAMES = 20_000
 """At most this number of names of a source's samples, the first, are compared."""
 _SMALL_CLASS = 16
 _LONGEST_NAME = 1000
+_DECODED, _MOST_DECODED = 3, 4 << 20
+"""Images of a class that are decoded, and the bytes of all of them."""
 _HEADERS = 500
 """At most this number of image files of a split are read for size and colours; the writing checks the rest."""
 
@@ -570,6 +572,7 @@ def _shape(
         raise UsageError("--compression is for raw data; JPEG and PNG are compressed already")
     checks = spec.checks and spec.format in FILES_LISTED
     kinds = ImageKinds(size=layout.image_size, channels=layout.channels)
+    by_class: dict[int, list[bytes]] = {}
     for split, count in counts.items():
         step = -(-count // _HEADERS)  # spread over the split: neighbours in a folder are alike
         for number in range(0, count, step):
@@ -578,11 +581,41 @@ def _shape(
                 content, name = _content(source, row, facts, index), source.describe(row, facts, index)
                 if checks:
                     check_is_image(bytes(content[:HEAD_BYTES]), name)
-                kinds.add(content, name)
+                    _check_whole(content, name)
+                kinds.add(content, name, int(row["label"]))
+                seen = by_class.setdefault(int(row["label"]), [])
+                if len(seen) < _DECODED and sum(map(len, itertools.chain(*by_class.values()))) < _MOST_DECODED:
+                    seen.append(bytes(content))
     shape, dtype = kinds.settled()
+    remarks = [*kinds.lines(facts.class_names), *_remarks_on_black(by_class, facts, shape, dtype)]
     if dtype != "uint8" and layout.encoding == "encoded":
         raise UsageError("--encoding encoded is for images of 8 bits, and these have more; use --encoding raw")
-    return shape, dataclasses.replace(facts, dtype=dtype, remarks=[*facts.remarks, *kinds.lines()])
+    return shape, dataclasses.replace(facts, dtype=dtype, remarks=[*facts.remarks, *remarks])
+
+
+def _check_whole(content: Content, name: str) -> None:
+    try:
+        check_end(content)
+    except UnreadableSample as error:
+        raise SourceError(f"{name}: {error}; take it away, or give --on-error skip") from error
+
+
+def _remarks_on_black(
+    by_class: Mapping[int, Sequence[bytes]], facts: SourceFacts, shape: Sequence[int], dtype: str
+) -> list[str]:
+    """Return a remark if images of a class look black: numbers from 0 to 1 that were saved as bytes."""
+    black = []
+    for label, contents in by_class.items() if dtype == "uint8" else ():
+        with contextlib.suppress(UnreadableSample):
+            tops = [decode(content, size=None, channels=shape[-1]).max(initial=0) for content in contents]
+            if len(tops) == _DECODED and max(tops) <= 1:
+                black.append(facts.class_names[label])
+    if not black:
+        return []
+    return [
+        f"images seen of {some(black)} hold 0 and 1 alone, and look black: were they numbers from 0 to 1 before they "
+        "were saved as bytes? Then save 255 times as much"
+    ]
 
 
 def _check_finite(

@@ -13,7 +13,7 @@ import re
 import struct
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps
 
-from hpcdl.core.errors import SourceError, UsageError
+from hpcdl.core.errors import SourceError, UsageError, shown
 from hpcdl.data.format.manifest import Field
 from hpcdl.data.sources.base.chosen import field_name
 from hpcdl.data.sources.base.source import Array, Content, SourceSpec, UnreadableSample
@@ -48,6 +48,8 @@ _ORIENTATION = 0x0112
 """EXIF's orientation tag; 1 means upright."""
 _ADDRESS = re.compile(r" <_io\.BytesIO object at \w+>")
 """Pillow's name for a file that it got as bytes."""
+_FEWEST_OF_CLASS = 5
+"""Images of a class that are looked at before it is said what tells it from others."""
 _GREY = _DEEP | {"1", "L", "LA"}
 
 
@@ -64,6 +66,8 @@ class ImageHead:
     """Why its values cannot be stored; empty if they can."""
     turned: bool = False
     """Whether EXIF tells viewers to rotate or mirror the image."""
+    kind: str = ""
+    """The format of the file."""
 
 
 def image_head(content: Content) -> ImageHead:
@@ -87,6 +91,7 @@ def _head(image: Any) -> ImageHead:
         dtype="float32" if image.mode in _DEEP else "uint8",
         odd=problem,
         turned=_is_turned(image),
+        kind=image.format or "",
     )
 
 
@@ -121,9 +126,10 @@ class ImageKinds:
         self._masks: dict[tuple[tuple[int, ...], str], str] = {}
         self._grey = True
         self._turned = ""
+        self._of_classes: dict[int, list[tuple[str, str, str]]] = {}
 
-    def add(self, content: Content, name: str) -> None:
-        """Add an image's header; UnreadableSample if it is not an image."""
+    def add(self, content: Content, name: str, label: int = 0) -> None:
+        """Add the header of an image of class `label`; UnreadableSample if it is not an image."""
         head = image_head(content)
         if head.odd:
             raise SourceError(f"{name} {head.odd}")
@@ -141,6 +147,8 @@ class ImageKinds:
         self._grey = self._grey and head.grey
         self._depths.setdefault(head.dtype, name)
         self._turned = self._turned or (name if head.turned else "")
+        look = head.kind, "grey" if head.grey else "in colour", f"of {head.height}x{head.width} pixels"
+        self._of_classes.setdefault(label, []).append(look)
         if not self._size:
             self._sizes.setdefault((head.height, head.width), name)
         # At once, so that a question does not wait for thousands of files.
@@ -175,9 +183,9 @@ class ImageKinds:
             raise SourceError("not one image of the source can be read; check the files")
         return (*size, self._channels or (1 if self._grey else 3)), next(iter(self._depths))
 
-    def lines(self) -> list[str]:
-        """Return remarks on the values."""
-        remarks = []
+    def lines(self, class_names: Sequence[str] = ()) -> list[str]:
+        """Return remarks on the values, and on what tells classes apart beside the content of their images."""
+        remarks = self._giveaways(class_names)
         if "float32" in self._depths:
             remarks.append(
                 "images of more than 8 bits are kept as float32 with the values of the files; training does not scale "
@@ -188,9 +196,34 @@ class ImageKinds:
             remarks.append(f"EXIF rotation is not applied, and {turned}")
         return remarks
 
+    def _giveaways(self, class_names: Sequence[str]) -> list[str]:
+        """Return a remark for each property that all images of a class share, and not those of another class."""
+        remarks = []
+        for at in range(3):
+            values = {label: {look[at] for look in looks} for label, looks in self._of_classes.items()}
+            few = any(len(looks) < _FEWEST_OF_CLASS for looks in self._of_classes.values())
+            if few or any(len(found) > 1 for found in values.values()):
+                continue
+            (first, one), *others = [(label, min(found)) for label, found in sorted(values.items())]
+            second, other = next((pair for pair in others if pair[1] != one), (first, one))
+            if other != one:
+                remarks.append(
+                    f"all images seen of {shown(class_names[first])} are {one}, those of {shown(class_names[second])} "
+                    f"{other}: a model may learn this instead of what they show"
+                )
+        return remarks
+
 
 def _shape_text(shape: tuple[int, ...], dtype: str) -> str:
     return f"{'x'.join(map(str, shape))} {dtype}"
+
+
+def check_end(content: Content) -> None:
+    """Raise UnreadableSample if a JPEG or PNG file has not its end and does not decode: it is cut short."""
+    head, tail = bytes(content[:8]), bytes(content[-64:])
+    jpeg, png = head.startswith(b"\xff\xd8\xff"), head.startswith(b"\x89PNG")
+    if (jpeg and b"\xff\xd9" not in tail) or (png and b"IEND" not in tail):
+        picture(content, mask=False)
 
 
 def _is_cmyk(content: Content) -> bool:

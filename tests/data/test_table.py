@@ -292,6 +292,12 @@ def test_patients_in_several_splits_of_arrays_are_shown(shared: bool, patients: 
     [
         (lambda t: t * 1.8 + 32, lambda t: t, "the column 'b' is the same but for scale and offset: a copy of the"),
         (lambda t: t // 3 * 5, lambda t: "abc"[int(t // 3)], "the column 'b' names each class by a number: a copy"),
+        (
+            lambda t: int(t < 3),
+            lambda t: "abc"[int(t // 3)],
+            "the column 'b' marks one class alone: a part of the target",
+        ),
+        (lambda t: int(t < 4), lambda t: "abc"[int(t // 3)], ""),
         (lambda t: t * 1.8 + (t > 7), lambda t: t + 0.5, ""),
         (lambda t: t // 2, lambda t: "abc"[int(t // 3)], ""),
         (lambda t: 1, lambda t: t + 0.5, ""),
@@ -304,4 +310,12 @@ def test_a_column_that_repeats_the_target_is_shown(
     (tmp_path / "t.csv").write_text("\n".join(["a,b,y", *rows]) + "\n")
     kind = "class" if isinstance(target(1.0), str) else "regression"
     understood = " ".join(make(tmp_path / "t.csv", tmp_path / "out", target_kind=kind).understood)
-    assert (line in understood) if line else ("a copy" not in understood)
+    assert (line in understood) if line else ("a copy" not in understood and "one-hot" not in understood)
+
+
+@pytest.mark.parametrize(("step", "said"), [(1, True), (2, False)])
+def test_a_column_that_counts_the_rows_is_shown(tmp_path: Path, step: int, said: bool) -> None:
+    rows = [f"{row * step + 5},{row * 7 % 11},{row % 2}" for row in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join(["sample,a,y", *rows]) + "\n")
+    understood = " ".join(make(tmp_path / "t.csv", tmp_path / "out", target="y=y").understood)
+    assert ("the column 'sample' counts the rows" in understood) == said

@@ -220,6 +220,12 @@ def _same_as_target(facts: SourceFacts, packed: Sequence[str]) -> list[str]:
             continue
         goal = np.fromfile(other.file, other.dtype, len(values), offset=other.offset).astype(np.float64)
         same = [name for name, own in zip(packed, values.T, strict=True) if _repeats(own, goal, item.kind == "class")]
+        parts = [name for name, own in zip(packed, values.T, strict=True) if item.kind == "class" and _marks(own, goal)]
+        if parts:
+            remarks.append(
+                f"{item.name}: the column {some(parts)} marks one class alone: a part of the target, one-hot? If so, "
+                f"give --leave-out {typed(parts[0])}, and so for each"
+            )
         if same:
             what = "names each class by a number" if item.kind == "class" else "is the same but for scale and offset"
             remarks.append(
@@ -267,6 +273,36 @@ def _repeats(values: Array, goal: Array, classes: bool) -> bool:
         return pairs.shape[1] == numbers == len(np.unique(values)) and len(goal) >= _FEWEST_ROWS * numbers
     ours, theirs = ((own - own.mean()) / own.std() for own in (values, goal))
     return bool(min(np.abs(ours - theirs).max(), np.abs(ours + theirs).max()) < _SAME)
+
+
+def _marks(values: Array, goal: Array) -> bool:
+    """Return whether numbers of two values, each often there, are one for a single class of several, else the other."""
+    known = np.unique(values)
+    if len(known) != 2 or len(np.unique(goal)) < 3:
+        return False
+    high = values == known[1]
+    if min(high.sum(), (~high).sum()) < _FEWEST_ROWS:
+        return False
+    ours, others = np.unique(goal[high]), np.unique(goal[~high])
+    return not np.isin(ours, others).any() and min(len(ours), len(others)) == 1
+
+
+def _counters(facts: SourceFacts, packed: Sequence[str], field: str) -> list[str]:
+    """Return a remark on columns of the field `field` that count the rows: a number of the rows under another name."""
+    at = next(number for number, item in enumerate(facts.fields) if item.name == field)
+    place, width = facts.arrays[at], math.prod(facts.arrays[at].shape)
+    if width != len(packed):
+        return []
+    values = np.fromfile(place.file, place.dtype, _STACKED // width * width, offset=place.offset).reshape(-1, width)
+    if len(values) < _FEWEST_ROWS:
+        return []
+    names = [name for name, own in zip(packed, values.T, strict=True) if (np.diff(own) == 1).all()]
+    if not names:
+        return []
+    return [
+        f"{field}: the column {some(names)} counts the rows: a feature? If it is their number, give --leave-out "
+        f"{typed(names[0])}"
+    ]
 
 
 def _no_numbers() -> PlacedArray:
@@ -324,6 +360,8 @@ class ColumnSource(FieldSource):
         facts = dataclasses.replace(facts, remarks=[*facts.remarks, *shared])
         if packed:
             facts = dataclasses.replace(facts, remarks=[*facts.remarks, *_same_as_target(facts, packed)])
+            counted = _counters(facts, packed, field_name(name))
+            facts = dataclasses.replace(facts, remarks=[*facts.remarks, *counted])
             fields = [
                 dataclasses.replace(field, columns=list(packed)) if field.name == field_name(name) else field
                 for field in facts.fields

@@ -27,7 +27,8 @@ def sharded(root: Path, x: np.ndarray, y: np.ndarray = Y, **flags: str) -> Manif
 @pytest.mark.parametrize(
     ("dtype", "scale", "mark"),
     [("f4", 1, -9999), ("f8", 1, -999), ("f4", 1, 1e20), ("f4", 1, 9.969209968386869e36), ("i2", 1000, -32768),
-     ("f4", 1, -3.4028234663852886e38), ("f2", 1, -999), ("i4", 50, -99999), ("i4", 50, 999)],
+     ("f4", 1, -3.4028234663852886e38), ("f2", 1, -999), ("i4", 50, -99999), ("i4", 50, 999),
+     ("f4", 1, -99), ("f8", 1, 999.9)],
 )  # fmt: skip
 def test_a_mark_of_missing_values_is_shown(dtype: str, scale: int, mark: float, tmp_path: Path) -> None:
     x = (X * scale).astype(dtype)

@@ -17,8 +17,8 @@ from hpcdl.data.sources.base.source import Array, SourceFacts
 
 EXACT = 1 << 24
 """float32 represents every integer up to this one."""
-_MARKS = (-999, -9999, -99999, -999999, 999, 9999, 99999, 999999, -32768, -(2**31), 1e20, 1e30, 1e36,
-          9.969209968386869e36, -1e20, -1e30, -1e34,
+_MARKS = (-99, -999, -9999, -99999, -999999, 99, 999, 9999, 99999, 999999, 99.9, 999.9, 9999.9, -99.9, -999.9,
+          -32768, -(2**31), 1e20, 1e30, 1e36, 9.969209968386869e36, -1e20, -1e30, -1e34,
           -3.4028234663852886e38, 3.4028234663852886e38, -1.7976931348623157e308)  # fmt: skip
 """Numbers that files have for missing ones: of netCDF, CMIP, GDAL, and tables."""
 _NUMBERS_SHOWN = 5

@@ -210,3 +210,20 @@ def test_numbers_as_names_in_alphabetical_order_are_said(
     made = run_hpcdl(["shard", tmp_path / "s", tmp_path / "out", "--dry-run"])
     line = "classes are in alphabetical order, not by number: '10' is class 1, counted from 0"
     assert made.code == 0 and (line in made.err) == said, made.err
+
+
+def test_parts_of_records_are_named(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", data=np.zeros(10, [("hits", "f4", 3), ("kind", "i4")]))
+    made = run_hpcdl(["shard", tmp_path / "a.npz", tmp_path / "out"])
+    assert made.code == 2 and "'data' (10 records of hits, kind)" in made.err
+
+
+@pytest.mark.parametrize(("lists", "line"), [([[1.0], [], [2.0, 3.0]], "0 to 2 long"), ([[1.0], [2.0]], "")])
+def test_lists_that_zeros_fill_are_said(
+    run_hpcdl: CommandLine, tmp_path: Path, lists: list[list[float]], line: str
+) -> None:
+    pq.write_table(pa.table({"x": lists * 6, "y": [0, 1] * (3 * len(lists))}), tmp_path / "a.parquet")
+    flags = ["--input", "x=x", "--target", "y=y", "--dry-run"]
+    made = run_hpcdl(["shard", tmp_path / "a.parquet", tmp_path / "out", *flags])
+    said = f"x: samples are {line}, and zeros fill them; 6 samples hold nothing"
+    assert made.code == 0 and (said if line else "input x") in made.err and ("zeros" in made.err) == bool(line)

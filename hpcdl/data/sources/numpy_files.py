@@ -217,7 +217,8 @@ class NumpySource(FieldSource):
                 if self._location.suffix != ".npy" or name in asked or name.lower() in TARGET_NAMES:
                     raise
                 continue  # a file beside the one given, which may have nothing to do with it
-            kind = "text" if array.dtype.kind in "SU" else array.dtype.name
+            parts = f"records of {', '.join(array.dtype.names)}" if array.dtype.names else array.dtype.name
+            kind = "text" if array.dtype.kind in "SU" else parts
             arrays[name] = FoundArray(shape_text(array.shape, kind), functools.partial(self._as_field, name, array))
         return arrays
 

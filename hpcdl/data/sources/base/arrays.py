@@ -379,8 +379,14 @@ class FieldSource:
         if num_bytes > MOST_ARRAY_BYTES:
             raise SourceError(f"{where}: a sample has {num_bytes} bytes, of at most {MOST_ARRAY_BYTES}; divide samples")
         if variable:
-            longest = max(int(np.diff(array.starts).max(initial=1)) for array in arrays)
-            shape = (max(1, longest), *shape)
+            lengths = np.concatenate([np.diff(array.starts) for array in arrays])
+            shape = (max(1, int(lengths.max(initial=1))), *shape)
+            if not first.text:
+                empty = int((lengths == 0).sum())
+                nothing = f"; {counted(empty, 'sample')} hold{'' if empty > 1 else 's'} nothing" if empty else ""
+                remarks.append(
+                    f"{name}: samples are {lengths.min()} to {lengths.max()} long, and zeros fill them{nothing}"
+                )
         kind = "text" if first.text else "numbers"
         return Field(name=name, role=role, dtype=dtype, shape=shape, kind=kind, variable=variable), arrays
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -232,3 +233,25 @@ def test_pictures_that_are_cut_short_are_refused_by_the_plan(run_hpcdl: CommandL
     made = run_hpcdl(["shard", tmp_path / "s", tmp_path / "out", "--dry-run"])
     assert made.code == 2 and f"b/0003.{kind}: damaged image" in made.err and "--on-error skip" in made.err
     assert run_hpcdl(["shard", tmp_path / "s", tmp_path / "out", "--on-error", "skip"]).code == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "units", "line"),
+    [
+        ((6,), lambda x: x + 273.15, "x: values at index 0 are -"),
+        ((6,), lambda x: (x + 90) * 100, ""),
+        ((6,), lambda x: x + 500, ""),
+        ((40, 2), lambda x: x * 1000, "x: standard deviations of samples are "),
+        ((8, 8, 3), lambda x: x * 255, "images: standard deviations of samples are "),
+        ((8, 8, 3), lambda x: x * 2, ""),
+    ],
+)
+def test_two_units_in_one_array_are_said(
+    run_hpcdl: CommandLine, tmp_path: Path, shape: tuple[int, ...], units: Callable[[Any], Any], line: str
+) -> None:
+    x = np.random.default_rng(3).normal(size=(120, *shape)).astype(np.float32) * 8 + 15
+    x[50:90] = units(x[50:90])
+    name = "images" if len(shape) == 3 else "x"
+    np.savez(tmp_path / "a.npz", **{name: x, "labels" if len(shape) == 3 else "y": np.arange(120) % 3})
+    made = run_hpcdl(["shard", tmp_path / "a.npz", tmp_path / "out", "--dry-run"])
+    assert made.code == 0 and line in made.err and ("are there two units?" in made.err) == bool(line), made.err

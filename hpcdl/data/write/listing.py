@@ -49,7 +49,7 @@ from hpcdl.data.sources.base.source import (
     recognise,
 )
 from hpcdl.data.sources.base.splits import leaves_out_split, left_out, some
-from hpcdl.data.sources.base.values import mark_of_missing, step_of_windows
+from hpcdl.data.sources.base.values import mark_of_missing, step_of_windows, two_units
 from hpcdl.data.sources.reader.source import user_reader
 from hpcdl.data.write.journal import source_state
 from hpcdl.data.write.lustre import file_system_of
@@ -656,9 +656,11 @@ def _with_marks(
         return facts
     as_array, stops = facts.samples_are == "pixels", spec.nan == "stop" and spec.checks
     most = max(1, (_MARKS_READ if as_array else _MARKS_DECODED) // (4 * max(1, math.prod(shape))))
+    deviations: list[float] = []
 
     def rows() -> Iterator[npt.NDArray[Any]]:
         listed = (row for split in splits for chunk in index.chunks(split) for row in chunk)
+        counted_rows = itertools.count()
         for row in itertools.islice(listed, most):
             with contextlib.suppress(UnreadableSample):
                 content = source.read(row, facts, index)
@@ -666,10 +668,14 @@ def _with_marks(
                     content = decode(content, size=None, channels=shape[-1], dtype=facts.dtype)
                     if stops and not np.isfinite(content).all():
                         raise SourceError(f"{source.describe(row, facts, index)}: {NotFinite()}")
+                if next(counted_rows) == len(deviations):  # else they are read again
+                    deviations.append(float(content.std(dtype=np.float64)))
                 yield content.astype(facts.dtype).reshape(-1, 1)
 
     remark = mark_of_missing("images", np.dtype(facts.dtype), rows)
-    return dataclasses.replace(facts, remarks=[*facts.remarks, remark]) if remark else facts
+    units = "" if remark else two_units(np.array(deviations))
+    units = f"images: standard deviations of samples are {units}" if units else ""
+    return dataclasses.replace(facts, remarks=[*facts.remarks, *filter(None, [remark, units])])
 
 
 def _content(source: Source, row: Any, facts: SourceFacts, index: Index) -> Content:

@@ -47,14 +47,12 @@ from hpcdl.data.sources.base.values import (
     are_whole,
     as_fed,
     different,
+    doubts,
     is_one_hot,
     labels_in,
-    marks_of_missing,
     never_written,
     numbers_in,
-    scales_apart,
     values_in,
-    windows_shared,
 )
 
 
@@ -112,9 +110,7 @@ class FieldSource:
         ]
         fields, arrays = [made for made, _ in settled], [per_part for _, per_part in settled]
         for item, per_part in zip(fields, arrays, strict=True):
-            remarks += [line for line in (self.as_fed(item, per_part), marks_of_missing(item, per_part)) if line]
-            splits = [part.split for part in parts]
-            remarks += filter(None, [scales_apart(item, per_part, splits), windows_shared(item, per_part, splits)])
+            remarks += filter(None, [self.as_fed(item, per_part), *doubts(item, per_part, [p.split for p in parts])])
         columns = list(zip(*arrays, strict=True))
         labels = [number for number, item in enumerate(fields) if item.role == "target" and item.kind == "class"]
         # Stage 3: the list. Rows are those samples that every field can give.

@@ -34,6 +34,9 @@ _COMPARED, _READ, _FEW = 32, 1 << 22, 10
 """Windows of a split that are searched in train, the values of train that are read, and the part (one in _FEW) that a
 border in time may share."""
 _FEWEST_EMPTY = 10
+_MOST_ROWS = 1 << 14
+_FACTORS, _DRAWN_APART = (10, 100, 255, 1000, 65535, 1e6), 100
+"""Factors between usual units, and the part (one in _DRAWN_APART) of values that makes a range of its own."""
 _FEWEST_STEPS = 1000
 """float32 is too coarse for numbers if it changes them by more than their range divided by this."""
 
@@ -98,6 +101,19 @@ def numbers_in(known: Array, values: Array, *, floats: bool) -> Array:
     if floats:
         numbers[values == ABSENT] = ABSENT
     return numbers
+
+
+def doubts(field: Field, arrays: Sequence[PlacedArray], splits: Sequence[str]) -> list[str]:
+    """Return what is doubtful in the numbers of a field, each in a sentence; `splits` are those of the arrays."""
+    return [
+        line
+        for line in (
+            marks_of_missing(field, arrays),
+            mixed_units(field, arrays) or scales_apart(field, arrays, splits),
+            windows_shared(field, arrays, splits),
+        )
+        if line
+    ]
 
 
 def marks_of_missing(field: Field, arrays: Sequence[PlacedArray]) -> str:
@@ -188,12 +204,59 @@ def scales_apart(field: Field, arrays: Sequence[PlacedArray], splits: Sequence[s
     )
 
 
+def mixed_units(field: Field, arrays: Sequence[PlacedArray]) -> str:
+    """Describe numbers of one field in two units, in two files for example; empty if there are none.
+
+    Of series and volumes the standard deviations of samples are compared, of short vectors the values at each place.
+    """
+    dtype, width = np.dtype(field.dtype), math.prod(field.shape)
+    if field.kind != "numbers" or dtype.kind not in "fi" or not all(map(_is_plain, arrays)):
+        return ""
+    most = max(1, min(_MOST_ROWS, (_READ << 2) // width) // len(arrays))
+    drawn = [array.values()[:: array.num_samples // most + 1] for array in arrays]
+    rows = np.concatenate([own.reshape(len(own), width) for own in drawn]).astype(np.float64)
+    if len(field.shape) > 1 or width > LOOKED_AT:
+        line = two_units(rows.std(1))
+        return f"{field.name}: standard deviations of samples are {line}" if line else ""
+    for at, column in enumerate(rows.T):
+        if line := two_units(column):
+            return f"{field.name}: values{f' at index {at}' if width > 1 else ''} are {line}"
+    return ""
+
+
+def two_units(values: Array) -> str:
+    """Describe numbers of two ranges that are one in two usual units; empty if they are not."""
+    ordered = np.sort(values[np.isfinite(values)])
+    least = max(_FEWEST_EMPTY, len(ordered) // _DRAWN_APART)
+    if len(ordered) < 2 * least + 1:
+        return ""
+    at = least + int(np.diff(ordered)[least - 1 : -least].argmax())
+    low, high = ordered[:at], ordered[at:]
+    if min(len(np.unique(low)), len(np.unique(high))) < _FEWEST_EMPTY or high[0] - low[-1] <= low[-1] - low[0]:
+        return ""
+    first, second = (np.quantile(own, (0.1, 0.5, 0.9)) for own in (low, high))
+    spread = second[2] - second[0]
+    units = {"273.15 more": first + 273.15, **{f"{factor:g} times as much": first * factor for factor in _FACTORS}}
+    for what, expected in units.items():
+        alike = 0.5 < (expected[2] - expected[0]) / spread < 2 if spread else False
+        if alike and (np.abs(expected - second) < spread / 3).all():
+            return (
+                f"{low[0]:.3g} to {low[-1]:.3g}, and {high[0]:.3g} to {high[-1]:.3g} in {len(high)} of {len(ordered)} "
+                f"seen, which is {what}: are there two units? Write them alike"
+            )
+    return ""
+
+
+def _is_plain(array: PlacedArray) -> bool:
+    return array.stored and not array.offsets and not array.text and bool(array.shape)
+
+
 def never_written(split: str, column: Sequence[PlacedArray]) -> str:
     """Describe samples at the end of a split that are 0 in each of its arrays, as rows that were made and not filled.
 
     Empty if there are fewer than _FEWEST_EMPTY of them.
     """
-    plain = [array for array in column if array.stored and not array.offsets and array.shape and not array.text]
+    plain = [array for array in column if _is_plain(array)]
     if not plain or any(array.dtype.kind not in "fiu" for array in plain):
         return ""
     most = max(_READ // max(1, sum(math.prod(array.shape[1:]) for array in plain)), _FEWEST_EMPTY)

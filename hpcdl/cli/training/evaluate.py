@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +15,9 @@ from hpcdl.core.paths import typed
 from hpcdl.core.units import counted, format_measure
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
+
+
+_TOP = 5
 
 
 class Form(StrEnum):
@@ -54,11 +58,22 @@ def evaluate(
         warnings = [text.removeprefix("warning: ") for text in remarks if text.startswith("warning: ")]
         print_json({**of_result, "warnings": warnings})
         return
-    values = {"loss": result.loss, **result.metrics}
+    from hpcdl.data.format.dataset import open_dataset
+
+    values = said({"loss": result.loss, **result.metrics}, len(open_dataset(data).class_names))
     metrics = ", ".join(f"{metric} {format_measure(value)}" for metric, value in values.items())
     put(f"{name}: {metrics} on {counted(result.num_samples, 'sample')}")
     target = Path(f"{run.resolve().name}-keras")
     Commentary(quiet=quiet).say(f"next: {typed('export', run, '--to', 'keras', target)}")
+
+
+def said(values: Mapping[str, float], num_classes: int) -> dict[str, float]:
+    """Return the values to print: not that a sample's class is one of the first five among so few that it always is."""
+    return {
+        name: value
+        for name, value in values.items()
+        if name.rpartition("/")[2] != "top5_accuracy" or value < 1 or num_classes > _TOP
+    }
 
 
 def export(

@@ -255,3 +255,39 @@ def test_two_units_in_one_array_are_said(
     np.savez(tmp_path / "a.npz", **{name: x, "labels" if len(shape) == 3 else "y": np.arange(120) % 3})
     made = run_hpcdl(["shard", tmp_path / "a.npz", tmp_path / "out", "--dry-run"])
     assert made.code == 0 and line in made.err and ("are there two units?" in made.err) == bool(line), made.err
+
+
+@pytest.mark.parametrize(("sides", "said"), [((24, 32), True), ((32, 24), False), ((16, 12), False)])
+def test_masks_whose_sides_are_swapped_are_said(
+    run_hpcdl: CommandLine, tmp_path: Path, sides: tuple[int, int], said: bool
+) -> None:
+    x, masks = np.random.default_rng(3).random((20, 32, 24, 3)), np.zeros((20, *sides), np.uint8)
+    masks[:, ::2] = 1
+    np.savez(tmp_path / "a.npz", images=x, masks=masks)
+    made = run_hpcdl(["shard", tmp_path / "a.npz", tmp_path / "out", "--dry-run"])
+    line = "masks: 24x32, and images 32x24: are height and width of one swapped?"
+    assert made.code == 0 and (line in made.err) == said and ("swapped" in made.err) == said, made.err
+
+
+def test_what_some_files_alone_have_is_said_so(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    for number in range(3):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["x"], file["y"] = (
+                np.arange(80, dtype=np.int16).reshape(20, 4),
+                np.random.default_rng(number).random(20),
+            )
+            if number:
+                file["x"].attrs["scale_factor"] = 0.5
+    made = run_hpcdl(["shard", tmp_path, tmp_path / "out", "--sample-is", "row", "--dry-run"])
+    assert made.code == 0 and "scale_factor 0.5, in 2 of 3 parts" in made.err, made.err
+
+
+@pytest.mark.parametrize("other", ["K", "degC"])
+def test_units_of_two_files_that_differ_are_said(run_hpcdl: CommandLine, tmp_path: Path, other: str) -> None:
+    for split, unit in {"train": "K", "test": other}.items():
+        with h5py.File(tmp_path / f"{split}.h5", "w") as file:
+            file["x"], file["y"] = np.random.default_rng(len(split)).random((20, 4)), np.linspace(0, 1.5, 20)
+            file["x"].attrs["units"] = unit
+    made = run_hpcdl(["shard", tmp_path, tmp_path / "out", "--dry-run"])
+    line = "x: its units differ, 'degC', 'K' (in test.h5:x, train.h5:x): write them alike"
+    assert made.code == 0 and (line in made.err) == (other != "K") and ("units" in made.err) == (other != "K"), made.err

@@ -194,6 +194,11 @@ class ArrayFile:
                 return None
             return packing.dtype, packing.remark(missing)
 
+    def unit(self, name: str) -> str:
+        """Return an array's attribute `units`; empty if it has none."""
+        with self._reading():
+            return text_of(self._found(name)[0].attrs.get("units", "")).strip()
+
     def packed(self, name: str) -> str:
         """Return why an array's values differ from the stored numbers, by netCDF's conventions; empty if they do not.
 

@@ -16,7 +16,7 @@ from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.hdf5_source import ArrayFile
 from hpcdl.data.sources.base.arrays import FieldSource, one_enumeration
-from hpcdl.data.sources.base.chosen import TARGET_NAMES, remarks_on_unused
+from hpcdl.data.sources.base.chosen import TARGET_NAMES, remarks_on_unused, without_split
 from hpcdl.data.sources.base.flat import (
     CLASS_LISTS,
     LAST,
@@ -61,6 +61,8 @@ class Hdf5Source(FieldSource):
         """Other files that were read, in order."""
         self._unfit: dict[str, None] = {}
         """Remarks on lists of classes that do not fit their labels."""
+        self._units: dict[str, dict[str, str]] = {}
+        """Where each unit of an array was first found, by the array's name without words for splits."""
 
     @staticmethod
     def recognises(location: Path) -> bool:
@@ -80,6 +82,11 @@ class Hdf5Source(FieldSource):
         facts = self._images(paths, index) if self._holds_images(paths) else self.list_parts(self._parts(paths), index)
         unread = [line for path in paths[:_LOOKED_INTO] for line in self._file(str(path)).unread()]
         remarks = [f"not read: {', '.join(dict.fromkeys(unread))}"] if unread else []
+        remarks += [
+            f"{name}: its units differ, {some([*units])} (in {', '.join([*units.values()][:2])}): write them alike"
+            for name, units in self._units.items()
+            if len(units) > 1
+        ]
         remarks += [*self._unfit, *self._link_remarks(), *remarks_on_folders(paths, self._location, _files)]
         return dataclasses.replace(facts, linked=[*self._linked], remarks=[*facts.remarks, *remarks])
 
@@ -208,6 +215,8 @@ class Hdf5Source(FieldSource):
         copy = self._work / f"copy{len(list(self._work.glob('copy*')))}"
         called, notes = self._called(file, name), [turned_remark(name)] if file.turns(name) else []
         notes += file.doubts(name)
+        if unit := file.unit(name):
+            self._units.setdefault(without_split(name), {}).setdefault(unit, f"{path.name}:{name}")
         decoded = file.decoded(name, copy)
         if decoded is not None:
             remarks = "; ".join([f"{name}: {decoded[1]}", *notes])

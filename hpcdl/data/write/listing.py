@@ -25,7 +25,7 @@ from hpcdl.core.errors import SourceError, UsageError, shown
 from hpcdl.core.units import counted
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.hdf5 import filters
-from hpcdl.data.format.manifest import FILE_NAME, Field, may_be_resident, picture_with_class, read_manifest
+from hpcdl.data.format.manifest import FILE_NAME, Field, is_picture, may_be_resident, picture_with_class, read_manifest
 from hpcdl.data.format.order import mixed, permuted
 from hpcdl.data.sources.base.flat import names_group, names_time, question_of_words
 from hpcdl.data.sources.base.glance import HEAD_BYTES, check_is_image
@@ -262,7 +262,7 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: boo
             limits = quotas(by_split[UNSPLIT], list(fractions.values()), mixed(layout.seed, 10))
             counts = divide(work, index, UNSPLIT, limits, list(fractions), mixed(layout.seed, 10))
             facts = _with_groups(_with_division(facts, list(fractions), limits), spec, source)
-        facts = _with_names(facts, spec, source, index, work, counts)  # last: it needs the parts
+        facts = _with_sides(_with_names(facts, spec, source, index, work, counts))  # last: it needs the parts
     finally:
         index.close()
     fields = _stored(facts, shape, layout)
@@ -335,6 +335,18 @@ def _with_names(
         else:
             names[split] = [source.describe(row, facts, index) for row in index.rows(listed, numbers)]
     remarks = remark_on_names(names, max(1, len(facts.class_names)))
+    return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
+
+
+def _with_sides(facts: SourceFacts) -> SourceFacts:
+    """Return `facts` with a remark if height and width of a mask seem to be those of its picture, swapped."""
+    sides = [(field, tuple(field.shape[:2])) for field in facts.fields if len(field.shape) > 1 and not field.variable]
+    remarks = [
+        f"{mask.name}: {its[0]}x{its[1]}, and {picture.name} {own[0]}x{own[1]}: are height and width of one swapped?"
+        for picture, own in sides
+        for mask, its in sides
+        if (picture.role, mask.role) == ("input", "target") and is_picture(picture.shape) and own == its[::-1] != its
+    ]
     return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
 
 

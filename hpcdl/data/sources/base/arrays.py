@@ -7,6 +7,7 @@ and targets (chosen.py), what their values are (values.py), and the rest here.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,7 @@ class FieldSource:
             if missing is not None:
                 raise SourceError(f"{where}: the split {missing.split} has no {path}; every split needs every field")
             placed.append((path, [part.arrays[path].place() for part in parts]))
-            remarks += dict.fromkeys(array.remarks for array in placed[-1][1] if array.remarks)
+            remarks += _remarks_of(placed[-1][1])
         named = any(array.called for path, own in placed for array in own if path in self.masks)
         unused = [path for path in unused if not (named and path.rpartition("/")[2].lower() in CLASS_LISTS)]
         remarks += remarks_on_unused(unused, self._spec)
@@ -506,6 +507,14 @@ class FieldSource:
         if not bad.any():
             return None
         return np.flatnonzero(~bad)
+
+
+def _remarks_of(parts: Sequence[PlacedArray]) -> list[str]:
+    """Return the remarks of an array's parts, each once; those of some parts alone say of how many."""
+    counts = Counter(array.remarks for array in parts if array.remarks)
+    return [
+        line if count == len(parts) else f"{line}, in {count} of {len(parts)} parts" for line, count in counts.items()
+    ]
 
 
 def _ask_of_lists(where: str, array: PlacedArray) -> None:

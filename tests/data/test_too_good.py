@@ -233,6 +233,9 @@ def test_pictures_that_are_cut_short_are_refused_by_the_plan(run_hpcdl: CommandL
     made = run_hpcdl(["shard", tmp_path / "s", tmp_path / "out", "--dry-run"])
     assert made.code == 2 and f"b/0003.{kind}: damaged image" in made.err and "--on-error skip" in made.err
     assert run_hpcdl(["shard", tmp_path / "s", tmp_path / "out", "--on-error", "skip"]).code == 0
+    members = {f"{n}.{end}": path.read_bytes() if end == kind else b"1" for n in range(4) for end in (kind, "cls")}
+    made = run_hpcdl(["shard", tar(tmp_path / "a.tar", members), tmp_path / "tar", "--dry-run"])
+    assert made.code == 2 and "of a.tar: damaged image" in made.err
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,8 @@ def parquet(root: Path, image: bytes) -> Path:
 
 
 def tfrecord(root: Path, image: bytes) -> Path:
-    records = [example(image=image, label=n % 3, fold=n % 2, weights=1, patient_id=n) for n in range(12)]
+    records = [example(image=image, label=0)]  # a feature may be missing in the first record
+    records += [example(image=image, label=n % 3, fold=n % 2, weights=1, patient_id=n) for n in range(1, 12)]
     (root / "a.tfrecord").write_bytes(framed(records))
     return root / "a.tfrecord"
 

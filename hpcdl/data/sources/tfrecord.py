@@ -80,6 +80,8 @@ class TFRecordSource(FieldSource):
         self._image_field, self._label_field = spec.image_field, spec.label_field
         self._files = FlatFiles()
         self._class_names: list[str] = []
+        self._features: set[str] = set()
+        """The features of all records with images: one may be missing in the first of them."""
         self._gathered: dict[tuple[str, str], PlacedArray] = {}
         self._skipped: dict[str, None] = {}
         """Damaged records that --on-error skip leaves out of samples of named fields, in order."""
@@ -142,7 +144,7 @@ class TFRecordSource(FieldSource):
             sample_shape=shape,
             files=[str(path) for path in paths],
             stamps=[stamp_of(path) for path in paths],
-            remarks=remarks_on_unused(self._beside(paths), self._spec),
+            remarks=remarks_on_unused(self._beside(), self._spec),
         )
 
     def _ask_of_numbers(self, labels: set[int], num_samples: int) -> None:
@@ -154,9 +156,9 @@ class TFRecordSource(FieldSource):
                 "quantities --input IMAGE=image --target LABEL=label --target-kind regression"
             )
 
-    def _beside(self, paths: list[Path]) -> list[str]:
-        """Return the features of the first record beside its image and its class, and what tells of the image."""
-        features: Any = next(_examples(paths, damaged={}), ("", {}))[1]
+    def _beside(self) -> list[str]:
+        """Return the features beside the image and its class, and what tells of the image."""
+        features = self._features
         image = self._image_field or next((name for name in _IMAGE_FIELDS if name in features), None)
         label = self._label_field or next((name for name in _LABEL_FIELDS if name in features), None)
         known = {image, label, *itertools.chain(*_SIDES)}
@@ -278,6 +280,7 @@ class TFRecordSource(FieldSource):
     def _look(self, content: bytes, where: str) -> tuple[int, int, tuple[int, int, int] | None]:
         """Return the label, the image's size in bytes, and its shape if it is raw pixels."""
         features = example_features(content, where)
+        self._features.update(features)
         image = self._image(features, where)
         field = self._label_field or next((name for name in _LABEL_FIELDS if name in features), None)
         values: Any = features[field].int64_list.value if field and field in features else ()

@@ -593,6 +593,7 @@ def _shape(
                 content, name = _content(source, row, facts, index), source.describe(row, facts, index)
                 if checks:
                     check_is_image(bytes(content[:HEAD_BYTES]), name)
+                if spec.checks:
                     _check_whole(content, name)
                 kinds.add(content, name, int(row["label"]))
                 seen = by_class.setdefault(int(row["label"]), [])

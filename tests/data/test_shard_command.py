@@ -124,7 +124,7 @@ def test_unreadable_samples_stop_or_are_skipped(ask_hpcdl: CommandLine) -> None:
     path = source / "a" / "0004.jpg"
     path.write_bytes(path.read_bytes()[:400])
     done = ask_hpcdl(["shard", source, "out"])
-    assert done.code == 1 and "a/0004.jpg" in done.err and "--on-error skip" in done.err
+    assert done.code == 2 and "a/0004.jpg" in done.err and "--on-error skip" in done.err
     assert len([line for line in done.err.splitlines() if line.startswith("hpcdl: ")]) == 1
     for encoding in ("raw", "encoded"):
         done = ask_hpcdl(["shard", source, f"out-{encoding}", "--on-error", "skip", "--encoding", encoding, "--json"])

@@ -682,7 +682,8 @@ def _with_marks(
                     if stops and not np.isfinite(content).all():
                         raise SourceError(f"{source.describe(row, facts, index)}: {NotFinite()}")
                 if next(counted_rows) == len(deviations):  # else they are read again
-                    deviations.append(float(content.std(dtype=np.float64)))
+                    with np.errstate(over="ignore", invalid="ignore"):
+                        deviations.append(float(content.std(dtype=np.float64)))
                 yield content.astype(facts.dtype).reshape(-1, 1)
 
     remark = mark_of_missing("images", np.dtype(facts.dtype), rows)

@@ -296,7 +296,8 @@ def _counters(facts: SourceFacts, packed: Sequence[str], field: str) -> list[str
     values = np.fromfile(place.file, place.dtype, _STACKED // width * width, offset=place.offset).reshape(-1, width)
     if len(values) < _FEWEST_ROWS:
         return []
-    names = [name for name, own in zip(packed, values.T, strict=True) if (np.diff(own) == 1).all()]
+    with np.errstate(over="ignore", invalid="ignore"):
+        names = [name for name, own in zip(packed, values.T, strict=True) if (np.diff(own) == 1).all()]
     if not names:
         return []
     return [

@@ -216,7 +216,8 @@ def mixed_units(field: Field, arrays: Sequence[PlacedArray]) -> str:
     drawn = [array.values()[:: array.num_samples // most + 1] for array in arrays]
     rows = np.concatenate([own.reshape(len(own), width) for own in drawn]).astype(np.float64)
     if len(field.shape) > 1 or width > LOOKED_AT:
-        line = two_units(rows.std(1))
+        with np.errstate(over="ignore", invalid="ignore"):
+            line = two_units(rows.std(1))
         return f"{field.name}: standard deviations of samples are {line}" if line else ""
     for at, column in enumerate(rows.T):
         if line := two_units(column):
@@ -225,8 +226,12 @@ def mixed_units(field: Field, arrays: Sequence[PlacedArray]) -> str:
 
 
 def two_units(values: Array) -> str:
-    """Describe numbers of two ranges that are one in two usual units; empty if they are not."""
-    ordered = np.sort(values[np.isfinite(values)])
+    """Describe numbers of two ranges that are one in two usual units (m and cm); empty if they are not."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _two_units(np.sort(values[np.isfinite(values)]))
+
+
+def _two_units(ordered: Array) -> str:
     least = max(_FEWEST_EMPTY, len(ordered) // _DRAWN_APART)
     if len(ordered) < 2 * least + 1:
         return ""

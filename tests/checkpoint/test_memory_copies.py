@@ -179,6 +179,7 @@ def test_without_elastic_nobody_would_use_them() -> None:
 ELASTIC = ["--elastic", "--checkpoint-every", "1h", "--local-checkpoint-every", "10"]
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_new_ranks_continue_from_memory_bit_for_bit_and_leave_nothing(
     undisturbed: Undisturbed, session_hpcdl: CommandLine, shards: Path, tmp_path: Path

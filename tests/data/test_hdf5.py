@@ -33,6 +33,15 @@ def virtual(file: h5py.File, name: str, other: Path) -> None:
     file.create_virtual_dataset(name, layout)
 
 
+def test_names_of_data_sets_may_hold_colons(tmp_path: Path) -> None:
+    source, images = tmp_path / "a:b.h5", np.arange(4 * 6 * 6 * 3, dtype="u1").reshape(4, 6, 6, 3)
+    with h5py.File(source, "w") as file:
+        file["exp:images"], file["labels"] = images, [0, 1, 0, 1]
+    make(source, tmp_path / "out", shards=1)
+    with h5py.File(tmp_path / "out" / "shard-00000.h5") as file:
+        assert sorted(map(bytes, file["images"][:])) == sorted(map(bytes, images))
+
+
 @pytest.mark.parametrize("leads_out", [external_link, deep_external_link, external_storage, virtual])
 def test_a_file_that_leads_to_others_is_refused(
     leads_out: Callable[[h5py.File, str, Path], None], tmp_path: Path

@@ -316,6 +316,7 @@ def test_no_room_for_a_checkpoint_costs_a_warning(
 ELASTIC = ["--elastic", "--checkpoint-every", "0.1s", "--stall-timeout", "10s"]
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_killed_at_rank_0_and_stopped_at_rank_1_the_run_is_the_undisturbed_one(
     undisturbed: Undisturbed, session_hpcdl: CommandLine, shards: Path, tmp_path: Path

@@ -230,6 +230,12 @@ def test_seeds_of_synthetic_data_are_no_other_input() -> None:
     assert findings(records)["same-input"].verdict == MET
 
 
+def test_jobs_of_every_batch_system_count() -> None:
+    for variable in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID"):
+        found = findings(study(LINEAR, environment={variable: "7"}), target=8)
+        assert found["ran-as-jobs"].verdict == MET, variable
+
+
 def test_what_no_record_says_is_not_measured() -> None:
     found = findings(study(LINEAR, environment={}, machine="node*"), script="#!/bin/bash\n")
     assert [found[name].verdict for name in ("ran-as-jobs", "on-machine", "batch-script")] == [NOT_MEASURED] * 3

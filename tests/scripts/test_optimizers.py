@@ -85,6 +85,7 @@ def results(
     return of
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("ranks", "case"),
     [
@@ -100,5 +101,6 @@ def test_ranks_end_where_one_process_does(ranks: int, case: str, results: Result
         assert reported[case] == "", f"rank {rank}: {reported[case]}"
 
 
+@pytest.mark.long
 def test_what_is_quick_is_a_case() -> None:
     assert set().union(*QUICK.values()) <= set(CASES)

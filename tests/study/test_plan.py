@@ -85,6 +85,17 @@ def test_contradictions_are_reported_together(tmp_path: Path) -> None:
     assert len(caught.value.problems) == 4
 
 
+def test_matrices_of_one_study_have_one_plan(tmp_path: Path) -> None:
+    path = tmp_path / "study.toml"
+    matrix = '[[matrix]]\nmodel = ["lenet"]\ndata = ["synthetic:mnist"]\n'
+    path.write_text(f"repeats = 1\n{matrix}workers = [1]\n{matrix}workers = [2]\nrepeats = 7\n")
+    with pytest.raises(ConfigError, match="repeats differs between matrices"):
+        load_study(path, {})
+    assert load_study(path, {"repeats": 2}).plan.repeats == 2
+    path.write_text(f"repeats = 1\n{matrix}workers = [1]\n{matrix}workers = [2]\nrepeats = 1\n")
+    assert len(load_study(path, {}).matrices) == 2
+
+
 def test_wrong_settings_of_runs_are_found_before_any_runs(tmp_path: Path) -> None:
     path = tmp_path / "study.toml"
     path.write_text(

@@ -312,7 +312,7 @@ def _ran_as_jobs(case: Case, criterion: Criterion) -> _Answer:
     runs = case.measured.runs
     jobs = {run.name: job for run in runs if (job := _job_of(case, run.name))}
     if len(jobs) < len(runs):
-        return NOT_MEASURED, f"{len(jobs)} of {counted(len(runs), 'run')} name a job of Slurm, PBS or LSF"
+        return NOT_MEASURED, f"{len(jobs)} of {counted(len(runs), 'run')} name a job of Slurm, PBS, LSF or Flux"
     return MET, f"jobs {listed(sorted(set(jobs.values())), 6)}"
 
 

@@ -100,8 +100,7 @@ class FieldSource:
         unused = [path for path in unused if not (named and path.rpartition("/")[2].lower() in CLASS_LISTS)]
         remarks += remarks_on_unused(unused, self._spec)
         remarks += self._remarks_on_groups(parts, used)
-        # Before counts are compared: arrays of one sample a file have other counts.
-        placed = self._samples_of(parts, placed, remarks)
+        placed = self._samples_of(parts, placed, remarks)  # first: arrays of one sample a file have other counts
         self._check_counts(parts, placed)
         for part, raw in zip(parts, zip(*(per_part for _, per_part in placed), strict=True), strict=True):
             remarks += filter(None, [never_written(part.split, raw)])

@@ -118,6 +118,7 @@ def test_every_benchmark_is_tried() -> None:
     assert names == {*SMALLEST, *PARTS}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks) for name, (_, marks) in SMALLEST.items()])
 def test_it_runs_with_its_smallest_arguments(name: str, shards: Path, tmp_path: Path) -> None:
     words = SMALLEST[name][0].replace("FOLDER", str(tmp_path)).replace("SHARDS", str(shards)).split()
@@ -145,6 +146,7 @@ def helps() -> Mapping[str, str]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LONG_ONES)
 def test_imports_and_arguments_of_the_long_ones_hold(helps: Mapping[str, str], name: str) -> None:
     assert "usage:" in helps[name], helps[name]

@@ -24,6 +24,7 @@ def in_shell(command: CommandLine, line: str, cwd: Path, env: dict[str, str] | N
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", ["--help", "--version", "train --help", "models", "strategies --json", "node show"])
 def test_what_cannot_be_printed_is_reported_and_what_nobody_reads_is_not(
     words: str, session_hpcdl: CommandLine, tmp_path: Path

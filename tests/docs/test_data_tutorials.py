@@ -22,6 +22,7 @@ QUICK = ("masks",)
 """Pictures with masks; training/test_named_fields.py covers quantities, soak tests the others."""
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.soak) for name in LEARNED]

@@ -159,6 +159,7 @@ def reference(session_hpcdl: CommandLine, shards: Path, tmp_path_factory: pytest
     return run
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy, fault, role, attempt", CASES)
 def test_a_fault(
     session_hpcdl: CommandLine,

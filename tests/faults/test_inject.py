@@ -263,6 +263,7 @@ def test_what_this_run_has_not_got_cannot_be_struck(text: str, data: str, word: 
         prepare(config(inject=text, epochs="1", data=data or str(shards), strategy="easgd"))
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_a_shard_that_cannot_be_read_ends_the_run_and_is_named(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path

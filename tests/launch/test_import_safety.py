@@ -22,6 +22,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 @pytest.mark.parametrize("command", ["train", "shard", pytest.param("bench", marks=pytest.mark.soak)])
 def test_files_in_the_current_folder_change_nothing(session_hpcdl: CommandLine, tmp_path: Path, command: str) -> None:

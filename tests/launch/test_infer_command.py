@@ -110,6 +110,7 @@ def test_any_number_of_ranks_writes_the_same_bytes(
     assert sum(shares) == NUM_VAL and min(shares) > 0
 
 
+@pytest.mark.long
 def test_outputs_are_those_of_the_trained_model(
     session_hpcdl: CommandLine, shards: Path, trained: Path, alone: Path
 ) -> None:
@@ -122,6 +123,7 @@ def test_outputs_are_those_of_the_trained_model(
     assert session_hpcdl(["inspect", alone, "--verify"]).code == 0
 
 
+@pytest.mark.long
 def test_images_without_labels_are_one_class_that_the_model_need_not_know(
     session_hpcdl: CommandLine, trained: Path, tmp_path: Path
 ) -> None:
@@ -134,6 +136,7 @@ def test_images_without_labels_are_one_class_that_the_model_need_not_know(
         assert (shard["output"][:].argmax(axis=1) == 3).mean() > 0.7
 
 
+@pytest.mark.long
 def test_images_of_another_range_are_warned_of(session_hpcdl: CommandLine, trained: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", images=np.full((8, 28, 28, 1), 200.0, np.float32), labels=np.arange(8) % 2)
     assert session_hpcdl(["shard", tmp_path / "a.npz", tmp_path / "data"]).code == 0
@@ -154,6 +157,7 @@ def test_the_record_says_how_fast(session_hpcdl: CommandLine, alone: Path) -> No
     assert (row["strategy"], row["status"], row["model"]) == ("infer", "finished", "lenet")
 
 
+@pytest.mark.long
 def test_nothing_of_it_is_taken_for_training(
     session_hpcdl: CommandLine, trained: Path, alone: Path, tmp_path: Path
 ) -> None:
@@ -166,6 +170,7 @@ def test_nothing_of_it_is_taken_for_training(
     assert refused.code == 3 and "hpcdl train" in refused.err
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_any_strategy_serves(session_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
     run, out = tmp_path / "run", tmp_path / "out"
     easgd = [
@@ -210,6 +215,7 @@ def entered(out: Path) -> dict[str, int]:
     return {Path(file).name: (out / file).stat().st_ino for file in files}
 
 
+@pytest.mark.long
 def test_killed_ranks_and_launchers_leave_nothing_twice_or_missing(
     session_hpcdl: CommandLine, shards: Path, models: Path, tmp_path: Path
 ) -> None:
@@ -251,6 +257,7 @@ if "hpcdl.rank.infer" in sys.orig_argv:
 """
 
 
+@pytest.mark.long
 def test_ranks_start_from_a_staged_copy_and_their_batches_are_steps_of_a_trace(
     session_hpcdl: CommandLine, shards: Path, trained: Path, alone: Path, tmp_path: Path, mpi: Mpi
 ) -> None:
@@ -288,6 +295,7 @@ def test_ranks_start_from_a_staged_copy_and_their_batches_are_steps_of_a_trace(
     assert found["gaps"]["count_per_step"] == 0 and not found["waits"]
 
 
+@pytest.mark.long
 def test_a_signal_stops_it_and_resume_continues(
     session_hpcdl: CommandLine, shards: Path, models: Path, tmp_path: Path
 ) -> None:
@@ -302,6 +310,7 @@ def test_a_signal_stops_it_and_resume_continues(
     assert read(out)["sample"].tolist() == list(range(NUM_VAL))
 
 
+@pytest.mark.long
 def test_damaged_shards_alone_are_computed_again(
     session_hpcdl: CommandLine, shards: Path, trained: Path, alone: Path, tmp_path: Path
 ) -> None:
@@ -323,6 +332,7 @@ def test_damaged_shards_alone_are_computed_again(
     assert again.code == 0 and "nothing is left to compute" in again.err
 
 
+@pytest.mark.long
 def test_several_outputs_and_all_splits_of_a_plain_model(
     session_hpcdl: CommandLine, shards: Path, models: Path, tmp_path: Path
 ) -> None:
@@ -349,6 +359,7 @@ def test_several_outputs_and_all_splits_of_a_plain_model(
     assert session_hpcdl(["inspect", tmp_path / "out", "--verify"]).code == 0
 
 
+@pytest.mark.long
 def test_scale_decides_what_a_plain_model_is_fed(
     session_hpcdl: CommandLine, shards: Path, models: Path, tmp_path: Path
 ) -> None:
@@ -359,6 +370,7 @@ def test_scale_decides_what_a_plain_model_is_fed(
     assert np.allclose(255 * scaled, kept, rtol=1e-4, atol=1e-2) and not np.allclose(scaled, kept)
 
 
+@pytest.mark.long
 def test_outputs_that_are_not_finite_are_reported(
     session_hpcdl: CommandLine, shards: Path, models: Path, tmp_path: Path
 ) -> None:
@@ -367,6 +379,7 @@ def test_outputs_that_are_not_finite_are_reported(
     assert finished.code == 0 and f"the outputs of {NUM_VAL} samples hold NaN or infinity" in finished.err
 
 
+@pytest.mark.long
 def test_under_a_launcher_of_the_users_own(
     session_hpcdl: CommandLine, shards: Path, trained: Path, alone: Path, models: Path, tmp_path: Path, mpi: Mpi
 ) -> None:
@@ -408,6 +421,7 @@ REFUSED: Mapping[str, tuple[list[str], str]] = {
 """The arguments, and the only line of output; exit code 2."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_in_a_line_and_nothing_is_left(
     ask_hpcdl: CommandLine, shards: Path, trained: Path, alone: Path, models: Path, tmp_path: Path, case: str
@@ -428,6 +442,7 @@ def test_refused_in_a_line_and_nothing_is_left(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.long
 def test_other_data_is_not_taken_for_the_same(
     session_hpcdl: CommandLine, trained: Path, alone: Path, tmp_path: Path
 ) -> None:

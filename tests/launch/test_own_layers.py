@@ -121,6 +121,7 @@ def test_what_the_file_lacks_is_reported(session_hpcdl: CommandLine, trained: Pa
         assert bool(changed.code) != words.startswith("warning") and words in changed.err, changed.err
 
 
+@pytest.mark.long
 def test_an_error_in_a_layer_names_its_cause(session_hpcdl: CommandLine, trained: Path) -> None:
     finished = session_hpcdl(["evaluate", "run-network", "--data", "synthetic:cifar10@200"], cwd=trained)
     assert finished.code == 2 and "does not take synthetic:cifar10@200: Input 0" in finished.err, finished.err

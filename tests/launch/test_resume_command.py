@@ -125,6 +125,7 @@ def test_a_warning_stops_and_the_run_continues_under_either_mpi(
     same_run(run_dir, undisturbed.run_dir)
 
 
+@pytest.mark.long
 def test_on_another_rank_count_and_997_held_out_samples(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     """Started on two ranks, finished on four: every step is taken, and evaluation counts each sample once."""
     from hpcdl.data.format.dataset import open_dataset

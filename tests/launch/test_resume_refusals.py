@@ -101,6 +101,7 @@ def test_what_is_allowed_is_a_setting(tmp_path: Path) -> None:
         rundir.check_resumed(tmp_path, config(allow="learning_rates").config, "c1")
 
 
+@pytest.mark.long
 def test_every_difference_is_reported_before_anything_is_written(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:

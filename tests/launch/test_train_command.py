@@ -125,6 +125,7 @@ def test_ranks_that_end_well_leave_one_table(
     assert states == ["done"] * record_of(tmp_path / "run")["ranks"]
 
 
+@pytest.mark.long
 @of_each("ring")
 def test_a_weight_that_no_gradient_reaches_stays_as_it_is_and_is_reported(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str
@@ -151,6 +152,7 @@ def test_a_network_that_no_gradient_reaches_is_refused(
     assert "Traceback" not in finished.err
 
 
+@pytest.mark.long
 def test_the_model_loads_where_hpcdl_is_not(trained: Path) -> None:
     answer = subprocess.run(
         [sys.executable, "-c", BLOCKED, trained / "model.keras"],
@@ -159,6 +161,7 @@ def test_the_model_loads_where_hpcdl_is_not(trained: Path) -> None:
     assert answer.stdout.strip() == "(2, 10)"
 
 
+@pytest.mark.long
 def test_evaluate_finds_the_accuracy_that_training_found(
     trained: Path, session_hpcdl: CommandLine, shards: Path
 ) -> None:
@@ -174,6 +177,7 @@ def test_evaluate_finds_the_accuracy_that_training_found(
     assert of_training.code == 0 and said in of_training.err and said in of_training.json()["warnings"][0]
 
 
+@pytest.mark.long
 def test_evaluate_knows_classes_by_their_names(trained: Path, session_hpcdl: CommandLine, tmp_path: Path) -> None:
     """evaluate matches classes by name if a data set has only some of them; unknown names are refused."""
     for name in ("3", "5", "8"):
@@ -205,6 +209,7 @@ def test_a_finished_run_is_not_replaced_by_an_older_checkpoint(
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_a_checkpoint_is_measured_from_another_folder(session_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
     shutil.copytree(shards, tmp_path / "mine" / "shards")
@@ -235,6 +240,7 @@ def test_a_checkpoint_is_measured_from_another_folder(session_hpcdl: CommandLine
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_evaluate_says_that_the_data_of_the_run_is_gone(
     trained: Path, session_hpcdl: CommandLine, shards: Path, tmp_path: Path
 ) -> None:
@@ -253,6 +259,7 @@ def test_evaluate_says_that_the_data_of_the_run_is_gone(
     assert "warning: the data that the run was trained on" in finished.err and "may be wrong" in finished.err
 
 
+@pytest.mark.long
 def test_classes_are_matched_by_name_from_any_folder(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     """The run names its data relative to the folder where it began; another folder holds other data of that name."""
     work, other = tmp_path / "work", tmp_path / "other"
@@ -277,6 +284,7 @@ def test_classes_are_matched_by_name_from_any_folder(session_hpcdl: CommandLine,
     assert finished.json()["accuracy"] == 1.0, "the run describes the data that are gone"
 
 
+@pytest.mark.long
 def test_a_savedmodel_serves(trained: Path, session_hpcdl: CommandLine, tmp_path: Path) -> None:
     finished = session_hpcdl(["export", trained, "--to", "savedmodel", tmp_path / "served"])
     assert finished.code == 0, finished.err
@@ -290,6 +298,7 @@ def test_a_savedmodel_serves(trained: Path, session_hpcdl: CommandLine, tmp_path
     assert answer.stdout.strip() == "(3, 10)"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["single", pytest.param("ps", marks=pytest.mark.soak)])
 def test_training_on_a_staged_copy_gives_the_same_numbers(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str

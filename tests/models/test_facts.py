@@ -60,6 +60,7 @@ def counted() -> dict[str, int | None]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", WANTED)
 def test_operations_are_counted_or_unknown(counted: dict[str, int | None], name: str) -> None:
     assert counted[name] == WANTED[name]

@@ -130,6 +130,7 @@ def test_no_classes_is_refused() -> None:
         load_model("lenet", classes=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", with_variants_soaked(MODELS))
 def test_it_is_alive_and_learns(name: str) -> None:
     """Every weight gets a finite non-zero gradient, and a small step lowers the loss of one batch."""

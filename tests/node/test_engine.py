@@ -44,6 +44,7 @@ def test_whether_onednn_computes_by_default(
     assert find_engine(cpuinfo).onednn is used
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("setting", [None, "0", "1"])
 def test_tensorflow_itself_decides_the_same(setting: str | None) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TF_ENABLE_ONEDNN_OPTS"}

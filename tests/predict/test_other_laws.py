@@ -72,6 +72,7 @@ def told(outcomes: list[Outcome], workers: int) -> str:
     return f"| {workers}: holds {sum(hits) / len(hits):.2f}, error {errors[len(errors) // 2]:.3f}"
 
 
+@pytest.mark.long
 def test_intervals_of_thirty_clusters_hold() -> None:
     """Intervals hold on thirty clusters; so few, with dependent points, leave some percent of uncertainty."""
     check([judge(law, seed) for law in LAWS for seed in range(1000, 1005)], 0.82, 0.98)
@@ -95,6 +96,7 @@ def never_run(seeds: range) -> list[bool]:
     return held
 
 
+@pytest.mark.long
 def test_intervals_hold_of_strategies_that_were_never_run() -> None:
     held = never_run(range(1000, 1006))
     assert 0.75 <= sum(held) / len(held) <= 0.98

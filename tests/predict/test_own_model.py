@@ -87,6 +87,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("spec", ["net.py:build", "net.keras"])
 def test_a_network_of_one_s_own_from_facts_alone(session_hpcdl: CommandLine, folder: Path, spec: str) -> None:
     """A user's network can be predicted from facts alone, with its own lengths and operations."""
@@ -176,6 +177,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("spec", REFUSED)
 def test_what_it_cannot_tell_is_refused(session_hpcdl: CommandLine, folder: Path, spec: str) -> None:
     reported = session_hpcdl(["predict", "--model", folder / spec, *FACTS])
@@ -185,6 +187,7 @@ def test_what_it_cannot_tell_is_refused(session_hpcdl: CommandLine, folder: Path
         assert text in reported.err
 
 
+@pytest.mark.long
 def test_a_network_that_the_runs_did_not_train_is_refused(
     session_hpcdl: CommandLine, folder: Path, tmp_path: Path
 ) -> None:

@@ -42,6 +42,7 @@ def in_record(hpcdl: CommandLine, node: Mapping[str, str], words: Sequence[str |
     assert record.rank_records[0].gpu_utilisation == pytest.approx(0.85)
 
 
+@pytest.mark.long
 def test_training_and_inference(run_hpcdl: CommandLine, node: Mapping[str, str], shards: Path, tmp_path: Path) -> None:
     run_dir, out = tmp_path / "run", tmp_path / "out"
     words = ["train", "--model", "lenet", "--data", shards, "--strategy", "single", "--batch-size", "16"]

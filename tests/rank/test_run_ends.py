@@ -81,6 +81,7 @@ def test_nothing_is_left_of_a_run_whose_launcher_is_killed(run_hpcdl: CommandLin
     assert sorted(path.name for path in (run_dir / "trace").iterdir()) == [f"rank-{rank}.trace" for rank in range(3)]
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_whole_leaves_nothing_once_it_is_taken_up(run_hpcdl: CommandLine, tmp_path: Path) -> None:
     """A run whose processes were all killed, the one that cleans up too, leaves nothing after its resume."""
     run_dir, temporary = tmp_path / "run", tmp_path / "tmp"
@@ -110,6 +111,7 @@ def _rank_programs(run_dir: Path) -> int:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_script_that_is_stopped_before_its_ranks_have_reported(
     run_hpcdl: CommandLine, tmp_path: Path, number: signal.Signals
@@ -135,6 +137,7 @@ def test_a_script_that_fails(run_hpcdl: CommandLine, tmp_path: Path, how: str, c
     assert status == "failed" and words in message
 
 
+@pytest.mark.long
 def test_an_exploding_run_says_how_to_go_back(mpi: Mpi, tmp_path: Path) -> None:
     """The error of a diverging run gives the command to go back.
 

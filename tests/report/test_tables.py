@@ -65,6 +65,7 @@ def test_latex_prints_what_the_page_shows(folder: Path) -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_report_writes_them_as_wide_as_a_column(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     line = ["report", STUDY, "--out", tmp_path / "out", "--format", "csv,latex", "--figures", "--figure-width", "one"]
     reported = ask_hpcdl(line)

@@ -31,6 +31,7 @@ def everything(session_hpcdl: CommandLine, tmp_path_factory: pytest.TempPathFact
     return {ranks: said_by(session_hpcdl, tmp_path_factory.mktemp(f"on-{ranks}"), ranks, []) for ranks in (2, 3)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", QUICK)
 def test_one_of_each_family_equals_one_process(sample: Said, name: str) -> None:
     for reported in sample:

@@ -93,6 +93,7 @@ elif hpcdl.rank() == 0:
 """
 
 
+@pytest.mark.long
 def test_an_evaluation_of_a_ranks_own_samples_is_named_under_mpiexec_too(
     session_hpcdl: CommandLine, tmp_path: Path
 ) -> None:
@@ -101,6 +102,7 @@ def test_an_evaluation_of_a_ranks_own_samples_is_named_under_mpiexec_too(
     assert succeed(ended).err.count("warning: model.evaluate gave") == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", [[], ["alone"]])
 def test_an_evaluation_of_a_ranks_own_samples_is_named(
     session_hpcdl: CommandLine, tmp_path: Path, words: list[str]
@@ -125,6 +127,7 @@ model.fit(x, np.arange(32) % 2, verbose=0, **eval(sys.argv[1]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [

@@ -44,6 +44,7 @@ def test_the_elastic_ones_are_all_run() -> None:
     assert {path.stem for path in (HERE / "from_horovod").glob("*elastic*.py")} == set(ELASTIC)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("script", ["tf2_keras_elastic", pytest.param("tf2_elastic", marks=pytest.mark.soak)])
 def test_an_elastic_script_continues_after_a_lost_rank(script: str, session_hpcdl: CommandLine, tmp_path: Path) -> None:
     """`hvd.elastic.run` resumes the training; hpcdl.State counts as Horovod's does, and ranks end alike."""

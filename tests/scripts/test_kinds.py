@@ -22,6 +22,7 @@ INSIDE = [
 ]
 
 
+@pytest.mark.long
 def test_variables_are_averaged_summed_compared_or_a_ranks_own_by_their_kind(
     session_hpcdl: CommandLine, tmp_path: Path
 ) -> None:
@@ -38,6 +39,7 @@ def inside(session_hpcdl: CommandLine, tmp_path_factory: pytest.TempPathFactory)
     return succeed(run_script(session_hpcdl, HERE / "inside_script.py", ranks=2, cwd=folder)).out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", INSIDE)
 def test_what_a_callback_does_inside_an_epoch_leaves_the_fit_as_it_is(inside: str, case: str) -> None:
     found = sorted(re.findall(rf"^CASE (\d) {case}: (.*)$", inside, re.MULTILINE))
@@ -51,11 +53,13 @@ def test_data_are_shuffled_alike_and_layers_adapted_over_all_ranks(session_hpcdl
     assert finished.err.count("hpcdl: warning: at the end of fit a callback changed ") == 1
 
 
+@pytest.mark.long
 def test_every_way_to_save_is_one_ranks_and_whole(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     finished = succeed(run_script(session_hpcdl, HERE / "saving_script.py", ranks=2, cwd=tmp_path))
     assert finished.out.count("as it should be []") == 2
 
 
+@pytest.mark.long
 def test_a_first_pass_with_a_ranks_own_weights_is_warned_of(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     finished = succeed(run_script(session_hpcdl, HERE / "first_pass_script.py", ranks=2, cwd=tmp_path))
     reported: dict[str, list[str]] = {}
@@ -96,6 +100,7 @@ for step in range(2):
 """
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 @pytest.mark.parametrize("alike", [False, True])
 def test_a_loop_that_saves_another_model_on_each_rank_has_a_warning(

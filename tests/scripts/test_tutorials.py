@@ -42,6 +42,7 @@ def ended(
     return succeed(run_script(session_hpcdl, HERE / "user_scripts_script.py", *paths, ranks=2, cwd=folder))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.soak) for name in LEARNT]
 )

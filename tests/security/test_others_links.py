@@ -161,6 +161,7 @@ def planted(caller: Caller, theirs: Path) -> Iterator[None]:
         (theirs / "run" / name).unlink()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("planted")
 @pytest.mark.parametrize("name", READING)
 def test_who_reads_a_run_of_another_changes_nothing_in_it(scene: Scene, name: str) -> None:

@@ -166,6 +166,7 @@ def test_a_failed_install_leaves_nothing(checkout: Checkout, place: Place, bad_w
     assert not files_below(place.folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loaded", ["", "gcc/12.2:openmpi/4.1.4"])
 def test_a_module_of_mpi_that_is_not_loaded(checkout: Checkout, place: Place, bad_wheels: Path, loaded: str) -> None:
     """`module load hpcdl` loads MPI_MODULE: a name that no module has would show only there."""
@@ -259,6 +260,7 @@ def without_own(place: Place, *, there: bool) -> set[str]:
     return {str(path.relative_to(place.folder)) for path in files}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("old", [True, False])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_an_install_stopped_after_any_change(

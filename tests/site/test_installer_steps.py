@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import ROOT
 from tests.site.checkouts import Checkout, clean_environment, copy_checkout
 from tests.site.test_install_refusals import Place, place
@@ -41,6 +43,7 @@ def test_python_and_the_own_mpiexec_are_on_path(checkout: Checkout, tmp_path: Pa
             assert reported.stdout == f"{name} of the tree -n a b\n"
 
 
+@pytest.mark.long
 def test_a_site_of_another_time_is_never_copied(tmp_path: Path) -> None:
     """An old site is never copied: without Sphinx, as from an empty wheelhouse, the pages are text, with a message."""
     checkout = copy_checkout(tmp_path / "checkout", "1.0")

@@ -95,6 +95,7 @@ def trained(
     return losses, {variable.path: variable.numpy() for variable in model.weights}, found.names
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_twenty_steps_are_those_of_keras(kind: str, tmp_path: Path) -> None:
     """Losses, weights and moving statistics of twenty steps equal Keras's; the file evaluates alike in plain Keras."""
@@ -248,6 +249,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], tuple[int, ...], dict[str, Any]]] =
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_a_layer_gives_what_keras_gives(name: str) -> None:
     import keras

@@ -27,6 +27,7 @@ def after_steps(optimizer: Any, variables: list[Any], *, loss_scaling: bool) -> 
     return [numpy.asarray(one).tobytes() for one in (*variables, *optimizer.variables)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loss_scaling", [False, True])
 @pytest.mark.parametrize("decay", [0.0, 0.01])
 @pytest.mark.parametrize("name", ["sgd", "momentum", "nesterov"])

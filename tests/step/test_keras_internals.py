@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.conftest import ROOT
 
 FOUND = """
@@ -37,6 +39,7 @@ print("all of them")
 PRIVATE = re.compile(r"(?:optimizer|model|layer|leaf|keras[\w.]*)\.(_[a-z]\w+)")
 
 
+@pytest.mark.long
 def test_the_installed_keras_has_every_name_and_one_that_lacks_any_is_refused() -> None:
     finished = subprocess.run(
         [sys.executable, "-c", FOUND], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False

@@ -202,6 +202,7 @@ def test_a_run_is_the_same_stopped_and_resumed_and_evaluated(
     assert evaluated.json()["accuracy"] == record_of(tmp_path / "whole")["accuracy"] > 0.3
 
 
+@pytest.mark.long
 def test_what_can_be_seen_before_a_run_starts(session_hpcdl: CommandLine, shards: Path, source: Path) -> None:
     line = ["train", "--model", "lenet", "--data", shards, "--strategy", "single"]
     for text, word in (("nowhere.py:f", "there is no file"), (f"{source}:halve", "halved"), ("f", "not understood")):

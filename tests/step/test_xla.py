@@ -40,6 +40,7 @@ def trained(*, xla: bool, accumulate: int = 1, steps: int = 5) -> tuple[list[flo
     return losses, model.get_weights()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_losses_weights_and_moving_statistics_agree(accumulate: int) -> None:
     (plain_losses, plain), (losses, weights) = (trained(xla=xla, accumulate=accumulate) for xla in (False, True))

@@ -317,6 +317,7 @@ def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return run_ranks("periodic_ranks.py", RANKS, tmp_path_factory.mktemp("periodic"))
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 @pytest.mark.parametrize("number", range(len(RANKS)), ids=lambda number: f"{RANKS[number]['strategy']}-{number}")
 def test_ranks_train_as_a_plain_keras_program_does(on_ranks: list[dict[str, Any]], number: int) -> None:
@@ -326,6 +327,7 @@ def test_ranks_train_as_a_plain_keras_program_does(on_ranks: list[dict[str, Any]
     assert found["weights"] < 1e-4 and found["statistics"] < 1e-4 and found["optimizer"] < 1e-3, found
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_one_fragment_without_overlap_is_diloco_bit_for_bit(on_ranks: list[dict[str, Any]]) -> None:
     whole, streamed = on_ranks[-2:]
@@ -409,6 +411,7 @@ def train_line(strategy: str, data: Path, run_dir: Path, *more: Any) -> list[str
     return [str(word) for word in line]
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 @pytest.mark.parametrize("number", [number for number, found in enumerate(RANKS) if found["period"] == 1])
 def test_an_exchange_in_every_step_is_synchronous_sgd(on_ranks: list[dict[str, Any]], number: int) -> None:
@@ -416,6 +419,7 @@ def test_an_exchange_in_every_step_is_synchronous_sgd(on_ranks: list[dict[str, A
     assert on_ranks[number]["synchronous"] <= 1e-5
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_an_exchange_in_every_step_leaves_the_weights_of_ring(
     run_hpcdl: CommandLine, shards: Path, tmp_path: Path
@@ -427,6 +431,7 @@ def test_an_exchange_in_every_step_leaves_the_weights_of_ring(
         assert abs(ours - theirs).max() <= 1e-5 * abs(theirs).max() + 1e-7
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     "strategy",
@@ -533,6 +538,7 @@ def test_the_period_found_has_exchanges_take_a_tenth(
     assert period_for(step_s, exchange_s, epoch, multiple) == steps
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_a_run_chooses_its_period_and_keeps_it(run_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
     line = train_line("local-sgd", shards, tmp_path / "run", "--period", "auto", "--steps", 40)

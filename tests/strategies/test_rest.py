@@ -308,6 +308,7 @@ def test_scripts_take_it_where_the_rest_is_of_gradients(compress: str) -> None:
         ExchangeSettings(compress="topk").checked()
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     "compress", [name if name == "powersgd:2" else pytest.param(name, marks=pytest.mark.soak) for name in FORMS]
@@ -353,6 +354,7 @@ def accuracy_of(hpcdl: CommandLine, data: Path, run_dir: Path, compress: str) ->
     return float(record_of(run_dir)["history"][-1]["val_accuracy"])
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 @pytest.mark.parametrize("compress", ACCURATE)
 def test_the_digits_are_learned_as_well(

@@ -30,6 +30,7 @@ for _ in range({STEPS}):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("shapes", "set_by_user", "times"), [("fixed", {}, 1), ("fixed", {SET_UP_ANEW: "1"}, STEPS), ("varying", {}, STEPS)]
 )

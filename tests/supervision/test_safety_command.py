@@ -50,6 +50,7 @@ def test_a_rank_killed_ends_the_run(mpi: Mpi, shards: Path, tmp_path: Path) -> N
     assert "Traceback" not in finished.err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["nan", "bit", pytest.param("error", marks=pytest.mark.soak)])
 def test_a_planted_fault_is_named(mpi: Mpi, shards: Path, tmp_path: Path, fault: str) -> None:
     """A fault on rank 1 at step 5 is named: images of NaN, one flipped bit of a weight, an exception.
@@ -109,6 +110,7 @@ def started_apart(mpi: Mpi, folder: Path, shards: Path, planted: str) -> list[st
     return [line for line in finished.stderr.splitlines() if line.startswith("hpcdl: ")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["ring", pytest.param("async-sgd", marks=pytest.mark.soak)])
 def test_a_held_out_loss_that_is_not_finite_is_reported_and_no_number(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path, strategy: str

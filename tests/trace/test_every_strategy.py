@@ -170,6 +170,7 @@ if hpcdl.rank() == 0:
 """
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 @pytest.mark.parametrize("levels", [("full",), pytest.param(("off", "full"), marks=pytest.mark.soak)], ids="-".join)
 def test_a_script_records_when_its_gradients_are_there(

@@ -36,6 +36,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return json.loads(out.read_text())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_layers_are_reported_and_no_number_changes(found: Any, case: str) -> None:
     assert found[case]["different"] == 0

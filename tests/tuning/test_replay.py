@@ -49,6 +49,7 @@ def test_the_tables_are_as_many_and_as_different_as_asked() -> None:
     assert {shape.noise for shape in SHAPES.values()} >= {0.02, 0.10}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SHAPES)
 def test_little_is_lost_with_few_samples(name: str, tmp_path: Path) -> None:
     check(name, 2, tmp_path)

@@ -14,6 +14,8 @@ import numpy.typing as npt
 from hpcdl.core.errors import SourceError
 from hpcdl.data.sources.base.source import Array
 
+_BLOCKS = 128
+"""Blocks in which an array is read that is looked at in parts: each costs a request to the file system."""
 _ROWS_BYTES = 16 << 20
 STRINGS = 1 << 14
 """Strings that are read at once."""
@@ -77,6 +79,24 @@ class PlacedArray:
                 if len(values) != count * per_row:
                     raise SourceError(f"{self.path} is cut short: {self.shape[0]} rows were announced")
                 yield values.reshape(count, *self.shape[1:])
+
+    def rows(self, first: int, count: int) -> Array:
+        """Return `count` rows of the array: read, not mapped, as in `chunks`."""
+        per_row = int(np.prod(self.shape[1:]))
+        begin = self.offset + first * per_row * self.dtype.itemsize
+        values = np.fromfile(self.path, self.dtype, count * per_row, offset=begin)
+        if len(values) != count * per_row:
+            raise SourceError(f"{self.path} is cut short: {self.shape[0]} rows were announced")
+        return values.reshape(count, *self.shape[1:])
+
+    def spread(self, most: int) -> Array:
+        """Return at most `most` rows of the array, in blocks spread over it."""
+        if self.shape[0] <= most:
+            return self.rows(0, self.shape[0])
+        blocks = min(_BLOCKS, most)
+        count, last = most // blocks, self.shape[0] - most // blocks
+        firsts = [last * block // max(1, blocks - 1) for block in range(blocks)]
+        return np.concatenate([self.rows(first, count) for first in firsts])
 
     def string_chunks(self) -> Iterator[Array]:
         """Yield the samples of text in pieces."""

@@ -212,9 +212,8 @@ def mixed_units(field: Field, arrays: Sequence[PlacedArray]) -> str:
     dtype, width = np.dtype(field.dtype), math.prod(field.shape)
     if field.kind != "numbers" or dtype.kind not in "fi" or not all(map(_is_plain, arrays)):
         return ""
-    most = max(1, min(_MOST_ROWS, (_READ << 2) // width) // len(arrays))
-    drawn = [array.values()[:: array.num_samples // most + 1] for array in arrays]
-    rows = np.concatenate([own.reshape(len(own), width) for own in drawn]).astype(np.float64)
+    most = max(1, min(_MOST_ROWS, _READ // width) // len(arrays))
+    rows = np.concatenate([array.spread(most).reshape(-1, width) for array in arrays]).astype(np.float64)
     if len(field.shape) > 1 or width > LOOKED_AT:
         with np.errstate(over="ignore", invalid="ignore"):
             line = two_units(rows.std(1))
@@ -266,7 +265,8 @@ def never_written(split: str, column: Sequence[PlacedArray]) -> str:
         return ""
     most = max(_READ // max(1, sum(math.prod(array.shape[1:]) for array in plain)), _FEWEST_EMPTY)
     most = min(most, *(array.num_samples for array in plain))
-    filled = np.logical_or.reduce([array.values()[-most:].reshape(most, -1).any(1) for array in plain])
+    ends = [array.rows(array.num_samples - most, most) for array in plain]
+    filled = np.logical_or.reduce([rows.reshape(most, -1).any(1) for rows in ends])
     count = int(filled[::-1].argmax()) if filled.any() else most
     if not _FEWEST_EMPTY <= count < plain[0].num_samples:
         return ""

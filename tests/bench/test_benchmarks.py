@@ -127,6 +127,7 @@ def test_it_runs_with_its_smallest_arguments(name: str, shards: Path, tmp_path: 
     assert finished.stdout.strip() or (tmp_path / "pairs.json").exists()
 
 
+@pytest.mark.long
 def test_without_a_gpu_it_says_so_in_a_line_and_an_exit_code_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     finished = run("gpu_check")

@@ -196,6 +196,7 @@ def test_evaluate_knows_classes_by_their_names(trained: Path, session_hpcdl: Com
     assert "has classes that the model was not trained on: eight" in finished.err
 
 
+@pytest.mark.long
 @pytest.mark.mpi
 def test_a_finished_run_is_not_replaced_by_an_older_checkpoint(
     session_hpcdl: CommandLine, shards: Path, tmp_path: Path

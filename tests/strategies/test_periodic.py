@@ -568,6 +568,7 @@ def test_a_deterministic_run_measures_no_period() -> None:
     assert choosing.period == METHODS["slowmo"].period
 
 
+@pytest.mark.long
 def test_a_period_beyond_a_tenth_of_an_epoch_is_warned_of(run_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
     finished = run_hpcdl(train_line("diloco", shards, tmp_path / "long", "--steps", 4))
     assert finished.code == 0, finished.err

@@ -59,6 +59,7 @@ def test_what_cannot_run_here_is_reported_first(study: Path, ask_hpcdl: CommandL
     assert not (ask_hpcdl.home / "studies").exists()
 
 
+@pytest.mark.long
 def test_training_that_diverges_is_started_once(run_hpcdl: CommandLine) -> None:
     flags = ["--model", "lenet", "--data", "synthetic:mnist@64", "--workers", "1", "--strategy", "single"]
     flags += ["--batch-size", "16", "--repeats", "1", "--retries", "2", "--set", "learning-rate=1e30"]

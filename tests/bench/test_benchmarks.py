@@ -118,7 +118,6 @@ def test_every_benchmark_is_tried() -> None:
     assert names == {*SMALLEST, *PARTS}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks) for name, (_, marks) in SMALLEST.items()])
 def test_it_runs_with_its_smallest_arguments(name: str, shards: Path, tmp_path: Path) -> None:
     words = SMALLEST[name][0].replace("FOLDER", str(tmp_path)).replace("SHARDS", str(shards)).split()

@@ -218,4 +218,4 @@ def test_parts_that_each_rank_has_standardised_are_named(parts: list[np.ndarray]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hpcdl.scripts.fit.samples.warn_once", lambda group, key, warning: said.append(warning))
         samples.warn_of_same_samples(Two(), object(), parts[0])  # type: ignore[arg-type]
-    assert any("standardised by that rank's own numbers" in text for text in said) == warned
+    assert any("so each rank standardised its own part" in text for text in said) == warned

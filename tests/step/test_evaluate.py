@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import pytest
 
-from hpcdl.cli.training.evaluate import said
+from hpcdl.cli.training.evaluate import worth_printing
 from hpcdl.comm import threads
 from hpcdl.core.errors import UsageError
 
@@ -69,5 +69,8 @@ def test_unknown_losses_and_metrics_are_refused() -> None:
 
 def test_top5_of_five_classes_is_not_printed() -> None:
     values = {"loss": 0.5, "accuracy": 0.75, "top5_accuracy": 1.0}
-    assert [*said(values, 3)] == ["loss", "accuracy"]
-    assert said(values, 10) == values and said(values | {"top5_accuracy": 0.9}, 3)["top5_accuracy"] == 0.9
+    assert [*worth_printing(values, 3)] == ["loss", "accuracy"]
+    assert (
+        worth_printing(values, 10) == values
+        and worth_printing(values | {"top5_accuracy": 0.9}, 3)["top5_accuracy"] == 0.9
+    )

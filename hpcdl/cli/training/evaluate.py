@@ -60,15 +60,15 @@ def evaluate(
         return
     from hpcdl.data.format.dataset import open_dataset
 
-    values = said({"loss": result.loss, **result.metrics}, len(open_dataset(data).class_names))
+    values = worth_printing({"loss": result.loss, **result.metrics}, len(open_dataset(data).class_names))
     metrics = ", ".join(f"{metric} {format_measure(value)}" for metric, value in values.items())
     put(f"{name}: {metrics} on {counted(result.num_samples, 'sample')}")
     target = Path(f"{run.resolve().name}-keras")
     Commentary(quiet=quiet).say(f"next: {typed('export', run, '--to', 'keras', target)}")
 
 
-def said(values: Mapping[str, float], num_classes: int) -> dict[str, float]:
-    """Return the values to print: not that a sample's class is one of the first five among so few that it always is."""
+def worth_printing(values: Mapping[str, float], num_classes: int) -> dict[str, float]:
+    """Return the values without a top-5 accuracy that is 1 for any model, because there are no more classes."""
     return {
         name: value
         for name, value in values.items()

@@ -24,8 +24,8 @@ _ROUNDING, _OF_ROW = 2e-5, 1e-3
 """Largest means and differences of variances that count as 0: of many values, and of the few of a sample."""
 
 WARNING = (
-    "each rank's samples have exactly the mean 0 and the standard deviation 1: standardised by that rank's own numbers "
-    "they mean something else on each; use the same mean and deviation on all ranks, those of all samples"
+    "each rank's samples have exactly the mean 0 and the standard deviation 1, so each rank standardised its own part; "
+    "use the mean and deviation of all samples on every rank"
 )
 
 

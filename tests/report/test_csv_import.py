@@ -50,6 +50,27 @@ def test_spreadsheets_marks_and_spaces_are_taken(tmp_path: Path) -> None:
     assert read_csv(path).runs[0].strategy == "ring"
 
 
+@pytest.mark.parametrize(
+    ("status", "usable"),
+    [("", True), ("COMPLETED", True), ("FAILED", False), ("CANCELLED by 1001", False), ("CANCELLED+", False),
+     ("Out of memory", False), ("running", False)],
+)  # fmt: skip
+def test_runs_that_failed_are_no_measurements(tmp_path: Path, status: str, usable: bool) -> None:
+    (run,) = rows(tmp_path, f"weak,ring,lenet,1,1,32,1,640,{status}", header=f"{HEADER},status")
+    assert run.usable is usable
+
+
+def test_an_unknown_status_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"old\.csv:2: status: 'good enough' is unknown; write finished, failed or"):
+        rows(tmp_path, "weak,ring,lenet,1,1,32,1,640,good enough", header=f"{HEADER},status")
+
+
+def test_a_repeat_of_a_run_that_failed_is_not_counted_twice(tmp_path: Path) -> None:
+    path = tmp_path / "old.csv"
+    path.write_text(f"{HEADER},status\nweak,ring,lenet,1,1,32,1,3,failed\nweak,ring,lenet,1,1,32,1,640,finished\n")
+    assert not read_csv(path).remarks
+
+
 @pytest.mark.parametrize("value", ["0", "-3", "", "nan"])
 def test_impossible_throughput_is_kept_for_the_report_to_tell(tmp_path: Path, value: str) -> None:
     (run,) = rows(tmp_path, f"weak,ring,lenet,1,1,32,1,{value}")

@@ -21,6 +21,7 @@ from hpcdl.core.errors import ConfigError, CorruptError, SourceError, UsageError
 from hpcdl.core.paths import share_folder
 from hpcdl.core.progress import Progress
 from hpcdl.core.records.from_json import from_json
+from hpcdl.core.records.run_record import FAILED, FINISHED, STOPPED, is_measured
 from hpcdl.core.storage.files import read_bytes, read_toml
 from hpcdl.core.units import counted, listed
 from hpcdl.report.runs.run import MODES, Run, positive
@@ -108,8 +109,15 @@ OPTIONAL = (
     "mode", "repeat", "workers", "servers", "ranks_per_node", "threads", "data", "machine", "version",
     "compute_seconds", "exposed_communication_seconds", "input_seconds", "wait_seconds", "update_seconds",
     "seconds_per_epoch", "seconds_total", "accuracy",
-    "gradient_bytes", "rounds_per_step", "round_bytes_per_step",
+    "gradient_bytes", "rounds_per_step", "round_bytes_per_step", "status",
 )  # fmt: skip
+_STATUSES = {
+    FINISHED: ("", "finished", "done", "complete", "completed", "ok", "success", "succeeded", "successful", "passed"),
+    FAILED: ("failed", "failure", "error", "crashed", "killed", "timeout", "cancelled", "canceled", "out_of_memory",
+             "oom", "node_fail", "preempted"),
+    STOPPED: ("stopped", "interrupted", "running", "pending"),
+}  # fmt: skip
+"""Words of a column `status`, Slurm's among them, by what they say of a run."""
 _RESULTS = ("loss", "metrics", "steps")
 """Settings whose names other tools use for results of a run."""
 SETTINGS = {item.name: item for item in all_settings(TrainConfig)
@@ -256,6 +264,7 @@ def _run(path: Path, line: int, row: Mapping[str, str], problems: list[str]) -> 
     _check_names(cells, row)
     per_epoch, in_all, rounds, round_bytes = map(cells.extent, _EXTENTS)
     accuracy = cells.share("accuracy")
+    status = cells.status()
     problems += cells.problems
     if cells.problems:
         return None
@@ -285,6 +294,7 @@ def _run(path: Path, line: int, row: Mapping[str, str], problems: list[str]) -> 
         seconds_per_epoch=per_epoch,
         seconds_total=in_all,
         accuracy=accuracy,
+        status=status,
         imported=True,
     )
 
@@ -352,6 +362,17 @@ class _Cells:
             instead = f"; for {value:g} % write {value / 100:g}" if 1 < value <= 100 else ""
             self.complain(column, f"{value:g} is no share from 0 to 1{instead}")
         return value
+
+    def status(self) -> str:
+        """Return how the run ended: a rate of one that failed is no measurement."""
+        text = self._row.get("status", "")
+        # Slurm adds to a state who cancelled the job, or a sign for a cut word.
+        word = text.lower().split(" by ")[0].rstrip("+").replace(" ", "_")
+        for status, words in _STATUSES.items():
+            if word in words:
+                return status
+        self.complain("status", f"{shown(text)} is unknown; write finished, failed or stopped")
+        return FAILED
 
     def _parsed(self, column: str, text: str, parse: Callable[[str], float]) -> float | None:
         try:
@@ -458,7 +479,8 @@ def _remarks(path: Path, header: list[str], rows: list[tuple[int, dict[str, str]
         remarks.append(f"{path.name}: unknown columns are not used: {listed(unknown)}{hint}")
     if "repeat" in header:
         identity = (*_IDENTITY, *(name for name in header if _as_name(name) in SETTINGS))
-        keys = Counter(tuple(row.get(name, "") for name in identity) for _, row in rows)
+        measured = [row for run, (_, row) in zip(runs, rows, strict=True) if is_measured(run.status)]
+        keys = Counter(tuple(row.get(name, "") for name in identity) for row in measured)
         doubled = sum(count - 1 for count in keys.values())
         if doubled:
             remarks.append(f"{path.name}: {doubled} rows repeat the setting and number of an earlier row; all are used")

@@ -13,7 +13,7 @@ from typing import Any
 from hpcdl.config.load import settings_by_key
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.study import Study
-from hpcdl.core.errors import NOT_FINITE, HpcdlError, StoppedEarly
+from hpcdl.core.errors import NOT_FINITE, HpcdlError, StoppedEarly, UsageError
 from hpcdl.core.records.run_record import RunRecord, read_record, write_record
 from hpcdl.core.storage.disk import make_folder, move
 from hpcdl.core.storage.files import read_json, write_json
@@ -172,7 +172,9 @@ class Sweep:
         run, run_dir = attempt.planned, attempt.run_dir
         attempts = self.state.run(run.name).attempts + 1
         record, allowed = record_of(run_dir), attempts <= self._study.plan.retries
-        again = allowed and (record is None or record.failure != NOT_FINITE)
+        # Refused settings would be refused again, as numbers of this seed would again not be finite.
+        alike = attempt.process.returncode == UsageError.exit_code or (record and record.failure == NOT_FINITE)
+        again = allowed and not alike
         kept = self._runner.set_aside(run_dir) if again else run_dir
         why = why_failed(attempt).replace(str(run_dir), str(kept))
         stamp(run_dir, run, self._study, why)

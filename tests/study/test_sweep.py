@@ -69,12 +69,13 @@ def test_a_failed_run_is_tried_again_then_reported(tmp_path: Path) -> None:
 
 
 def test_a_run_that_the_ranks_refused_is_not_called_removed(tmp_path: Path) -> None:
-    """`train` removes the folder that it had made; a sweep keeps one with the reason."""
-    study, plan = small_study(workers="1", repeats=1, retries=0)
+    """`train` removes the folder that it had made; a sweep keeps one with the reason, and does not ask again."""
+    study, plan = small_study(workers="1", repeats=1, retries=1)
     name = plan.runs[0].name
     allocation = behave(tmp_path / "fake", **{f"run_{name}": ["refuse"]})
     state = sweep(tmp_path / "out", allocation, study, plan)
     assert state.run(name).message == "exit code 2: no loss of that name"
+    assert len(told(tmp_path / "fake")) == 1
     assert read_record(tmp_path / "out" / "runs" / name).message == state.run(name).message
 
 

@@ -77,6 +77,18 @@ def test_a_warning_that_was_shown_when_it_came_is_not_said_again(capsys: pytest.
     assert reported.count("warning: no room") == reported.count("warning: few steps") == 1
 
 
+@pytest.mark.parametrize(("epoch", "shown"), [(0.3204, "0.32"), (12.0, "12"), (1234.0, "1234")])
+def test_a_line_of_an_epoch_tells_the_time_since_the_start(
+    epoch: float, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with train.Follower() as follower:
+        follower.show({
+            "kind": "epoch", "epoch": epoch, "step": 40, "seconds": 0.505, "loss": 2.25, "accuracy": None,
+            "val_loss": None, "val_accuracy": None,
+        })  # fmt: skip
+    assert f"epoch {shown}  step 40  after 505 ms  loss 2.2500" in capsys.readouterr().err
+
+
 def test_an_inference_says_what_this_call_took(capsys: pytest.CaptureFixture[str]) -> None:
     found = InferenceRecord(
         num_computed=40, num_kept=100, num_shards=5, batch_seconds_median=0.1, batch_seconds_p99=1.0

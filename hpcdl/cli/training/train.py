@@ -198,7 +198,9 @@ class Follower:
             "held-out loss": None if classifies else event["val_loss"],
         }
         numbers = "  ".join(f"{name} {format_measure(value)}" for name, value in shown.items() if value is not None)
-        say(f"epoch {event['epoch']:.3g}  step {event['step']}  {format_seconds(event['seconds'])}  {numbers}")
+        epoch = f"{event['epoch']:.3g}" if event["epoch"] < 100 else f"{event['epoch']:.0f}"
+        # "after", because a number of milliseconds behind a step would read as the step's own time.
+        say(f"epoch {epoch}  step {event['step']}  after {format_seconds(event['seconds'])}  {numbers}")
 
     def _message(self, event: dict[str, Any]) -> None:
         if not self._quiet or event["text"].startswith("warning"):

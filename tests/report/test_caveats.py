@@ -40,6 +40,8 @@ def test_a_clean_study_has_no_caveat() -> None:
         (study(repeats=1), "single measurement"),
         ([*study(), make_run(2, 201.0)], "uneven repeats"),
         (study(sizes=(4, 8)), "missing base"),
+        ([*study(sizes=(1,), strategy="single"), *study(sizes=(4,))], "(--base single makes its one worker the base"),
+        (study(sizes=(1,), loss=0.5, accuracy=0.9, config={"seed": "0"}), "ring lenet with 1 worker as 1 measurement"),
         ([*study(), *study(machine="other")], "mixed machines"),
         ([*study(), *study(version="hpcdl 2")], "mixed versions"),
         ([*study(), make_run(1, -5.0, name="broken")], "zero or negative"),
@@ -68,6 +70,11 @@ def test_efficiencies_that_hardly_rise_are_no_caveat(rates: tuple[float, ...]) -
     assert not any(
         "rises again" in line for line in told([make_run(n, x) for n, x in zip((1, 2, 4), rates, strict=True)])
     )
+
+
+def test_runs_of_one_seed_that_learned_apart_are_no_caveat() -> None:
+    runs = [make_run(1, 100.0 + i, loss=0.5 + i, accuracy=0.9, config={"seed": "0"}) for i in range(3)]
+    assert told([*runs, make_run(2, 200.0), make_run(2, 201.0), make_run(2, 202.0)]) == []
 
 
 def test_repeats_in_no_order_do_not_drift() -> None:

@@ -55,6 +55,23 @@ def test_the_summary_names_each_base_and_prefers_none_that_began_large() -> None
     assert "tree about 94.6 % (measured once, no interval) at 8, from 4 workers" in line, line
 
 
+def test_a_base_of_another_strategy_makes_the_efficiency_of_a_size_alone() -> None:
+    runs = [make_run(1, 100.0, strategy="single"), make_run(2, 160.0), make_run(2, 160.5)]
+    found = analyse(Gathered(runs=tuple(runs)), base="single")
+    assert summary(found)[0].startswith("Scaling: ring keeps about 80.1 %")
+    assert not any("one size alone" in line for line in found.warnings)
+    (weak,) = (section for section in compose(found).sections if section.name == "weak")
+    (table,) = (item for item in weak.items if isinstance(item, Table))
+    assert any("80.1 %" in cell for row in texts(table) for cell in row)
+
+
+def test_runs_of_one_seed_count_once_for_what_was_learned() -> None:
+    alike = [make_run(1, 100.0 + i, loss=0.5, accuracy=0.9, config={"seed": "7"}) for i in range(3)]
+    (table,) = (item for item in section(alike, "learning").items if isinstance(item, Table))
+    row = dict(zip([column.name for column in table.columns], texts(table)[0], strict=True))
+    assert row["accuracy"] == "90.0 % †" and "±" in row["images/s"]
+
+
 def test_a_lone_imported_run_has_no_scaling_time_or_network() -> None:
     assert names([make_run(1, 100.0)]) == {"setup", "learning", "cost"}
 

@@ -11,9 +11,9 @@ from hpcdl.core.statistics import drift, outliers, welch_log_ratio
 from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.names import point_name
 from hpcdl.report.analysis.scaling import Curve
-from hpcdl.report.analysis.settings import trifling_differences
+from hpcdl.report.analysis.settings import settings_of_runs, trifling_differences
 from hpcdl.report.document import number
-from hpcdl.report.runs.run import EMULATED, Run, contradictions, rates_in_order
+from hpcdl.report.runs.run import EMULATED, Run, contradictions, learned_apart, rates_in_order
 
 UNFINISHED = "did not finish"
 
@@ -36,6 +36,7 @@ def caveats(runs: Sequence[Run], unreadable: Sequence[str], curves: Sequence[Cur
         lambda: _missing_base(curves),
         lambda: _borrowed_base(curves),
         lambda: _single_measurements(curves),
+        lambda: _learned_alike(runs),
         lambda: _resumed(runs),
         lambda: _without_noise(curves),
         lambda: _uneven(curves),
@@ -181,9 +182,22 @@ def _missing_base(curves: Sequence[Curve]) -> Iterable[str]:
             "missing base: no measurement of one worker (or thread), efficiency is relative to the smallest size:"
             f" {listed(bases)}"
         )
-    lonely = [point_name(curve, curve.base) for curve in curves if curve.alone]
+    bases = {id(run) for curve in curves if curve.borrowed for run in curve.base.runs}
+    lonely = [curve for curve in curves if curve.alone and id(curve.first) not in bases]
     if lonely:
-        yield f"one size alone, so no speed-up and no efficiency: {listed(lonely)}"
+        names = listed([point_name(curve, curve.base) for curve in lonely])
+        yield f"one size alone, so no speed-up and no efficiency{_base_to_ask_for(lonely)}: {names}"
+
+
+def _base_to_ask_for(lonely: Sequence[Curve]) -> str:
+    """Return a hint where one worker ran by another strategy alone, as by `single`: the report must not guess that."""
+    for one in lonely:
+        fixed = (one.mode, one.first.model, one.batch)
+        if one.base.n == 1 and any(
+            curve.base.n > 1 and (curve.mode, curve.first.model, curve.batch) == fixed for curve in lonely
+        ):
+            return f" (--base {one.first.strategy} makes its one worker the base of others)"
+    return ""
 
 
 def _borrowed_base(curves: Sequence[Curve]) -> Iterable[str]:
@@ -197,6 +211,20 @@ def _single_measurements(curves: Sequence[Curve]) -> Iterable[str]:
     points = _points_where(curves, lambda count: count == 1)
     if points:
         yield f"single measurement, without an interval (marked †) at {counted(len(points), 'point')}: {listed(points)}"
+
+
+def _learned_alike(runs: Sequence[Run]) -> Iterable[str]:
+    texts = [
+        f"{counted(len(group), 'run')} of {group[0].strategy} {group[0].model} with"
+        f" {counted(group[0].workers, 'worker')} as {counted(num_apart, 'measurement')}"
+        for group in settings_of_runs(runs)
+        if (num_apart := len(learned_apart(group))) < len(group)
+    ]
+    if texts:
+        yield (
+            "runs with the same seed learned exactly alike, and accuracy, loss and times to accuracy count them once;"
+            f" give each run its own --seed: {listed(texts, 3)}"
+        )
 
 
 def _resumed(runs: Sequence[Run]) -> Iterable[str]:

@@ -19,7 +19,7 @@ from hpcdl.core.statistics import Ratio, holm, welch_log_ratio
 from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.names import label_of, setting_words, telling_settings
 from hpcdl.report.analysis.settings import MATTERING, OF_STRATEGY
-from hpcdl.report.runs.run import Run, positive
+from hpcdl.report.runs.run import Run, learned_apart, positive
 
 SIGNIFICANCE = 0.05
 UNDECIDED = "not distinguishable"
@@ -173,7 +173,9 @@ def _compared(contest: Contest, a: Contender, b: Contender) -> Iterator[Comparis
         yield comparison
     if contest.target is None:
         return
-    times = [(side.name, [seconds_to(run, contest.target) or 0.0 for run in side.runs]) for side in (a, b)]
+    times = [
+        (side.name, [seconds_to(run, contest.target) or 0.0 for run in learned_apart(side.runs)]) for side in (a, b)
+    ]
     comparison = compare(contest.kind, "seconds_to_accuracy", contest.where, times[0], times[1], higher_is_better=False)
     if comparison is not None:
         yield comparison

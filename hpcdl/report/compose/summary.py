@@ -91,7 +91,7 @@ def _throughput(analysis: Analysis) -> str:
 
 def _scaling(analysis: Analysis) -> str:
     for mode, kept in _KEPT.items():
-        curves = [curve for curve in analysis.curves if curve.mode == mode and len(curve.points) > 1]
+        curves = [curve for curve in analysis.curves if curve.mode == mode and not curve.alone]
         if curves:
             return f"Scaling: {_ends(curves)} ({mode} scaling: {kept} fixed; 100 % is ideal)."
     if len({run.workers for run in analysis.runs if run.usable}) > 1:

@@ -154,6 +154,19 @@ def contradictions(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
+def learned_apart(runs: Sequence[Run]) -> list[Run]:
+    """Return `runs` of one setting without those that repeat the learning of another: one seed, and the same numbers.
+
+    Workers that do not wait for each other learn differently with one seed too: these stay.
+    """
+    kept: dict[object, Run] = {}
+    for run in runs:
+        seed = run.config.get("seed")
+        alike = None if seed is None or run.loss is None else (seed, run.loss, run.accuracy)
+        kept.setdefault(alike or id(run), run)
+    return list(kept.values())
+
+
 def finite(value: float | None) -> float | None:
     """Return `value`, or None if it is infinite or not a number: JSON has neither."""
     return value if value is not None and isfinite(value) else None

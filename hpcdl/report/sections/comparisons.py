@@ -16,6 +16,7 @@ from hpcdl.report.analysis.comparisons import (
     seconds_to,
 )
 from hpcdl.report.document import Bounds, Cell, Column, Interval, Section, Table
+from hpcdl.report.runs.run import learned_apart
 
 
 def build(analysis: Analysis) -> Section | None:
@@ -80,7 +81,7 @@ def _contenders(contests: Sequence[Contest], rate: Column) -> Table:
 
 def _row(contest: Contest, contender: Contender) -> tuple[Cell, ...]:
     runs = contender.runs
-    times = [] if contest.target is None else [seconds_to(run, contest.target) for run in runs]
+    times = [] if contest.target is None else [seconds_to(run, contest.target) for run in learned_apart(runs)]
     return (
         contest.where,
         contender.name,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.document import Column, Figure, Interval, Section, Series, Table
-from hpcdl.report.runs.run import Run, positive
+from hpcdl.report.runs.run import Run, learned_apart, positive
 from hpcdl.report.sections.scaling import SEEN
 
 MOST_LINES = 8
@@ -98,8 +98,9 @@ def _measures(groups: Sequence[Sequence[Run]], rate: Column) -> Table:
             group[0].model, group[0].strategy, *differing[index : index + 1], group[0].workers,
             group[0].batch_per_rank, len(group),
             Interval.of([run.images_per_second for run in group]), Interval.of([run.step_seconds for run in group]),
-            Interval.of([run.seconds_per_epoch for run in group]), Interval.of([_accuracy(run) for run in group]),
-            Interval.of([run.loss for run in group]),
+            Interval.of([run.seconds_per_epoch for run in group]),
+            Interval.of([_accuracy(run) for run in learned_apart(group)]),
+            Interval.of([run.loss for run in learned_apart(group)]),
         )
         for index, group in enumerate(groups)
     ]  # fmt: skip

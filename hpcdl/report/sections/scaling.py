@@ -91,11 +91,11 @@ _EFFICIENCY = _Measure(
 
 def _build(analysis: Analysis, mode: str, measures: Sequence[_Measure]) -> Section | None:
     curves = [curve for curve in analysis.curves if curve.mode == mode]
-    if not any(len(curve.points) > 1 for curve in curves):
+    if all(curve.alone for curve in curves):
         return None
     names = curve_names(curves)
     table = _table(mode, curves, names, Column.rate(analysis.counted))
-    drawn = [(curve, name) for curve, name in zip(curves, names, strict=True) if len(curve.points) > 1]
+    drawn = [(curve, name) for curve, name in zip(curves, names, strict=True) if not curve.alone]
     lines = [
         _MEANING[mode],
         f"Base: {_bases(curves, names)}. Intervals are 95 %: Student's t, ratios by Welch on logarithms.",

@@ -11,7 +11,7 @@ from hpcdl.report.analysis.comparisons import seconds_to
 from hpcdl.report.analysis.names import curve_names
 from hpcdl.report.analysis.scaling import Breakdown, Curve, Point
 from hpcdl.report.document import Cell, Column, Figure, Interval, Section, Series, Table
-from hpcdl.report.runs.run import Run, positive
+from hpcdl.report.runs.run import Run, learned_apart, positive
 
 MOST_BARS = 24
 """Maximum number of points in one figure."""
@@ -179,7 +179,9 @@ def _row(curve: Curve, name: str, point: Point, target: float | None) -> tuple[C
         hours(lambda run: 1e6 / run.images_per_second if run.images_per_second else None),
         target,
         # Without the repeats that never reached it, the mean would be that of the lucky ones.
-        hours(lambda run: times[id(run)]) if times and None not in times.values() else None,
+        Interval.of(_node_hours(run, times[id(run)]) for run in learned_apart(point.runs))
+        if times and None not in times.values()
+        else None,
     )
 
 

@@ -10,7 +10,7 @@ from hpcdl.core.units import counted, format_bytes, listed
 from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.settings import settings_of_runs
 from hpcdl.report.document import Cell, Column, Figure, Interval, Section, Series, Table
-from hpcdl.report.runs.run import Run, positive
+from hpcdl.report.runs.run import Run, learned_apart, positive
 from hpcdl.report.sections.learning import final_accuracy, representatives
 
 LEAST_RATIO = 2.0
@@ -174,8 +174,8 @@ def _table(contest: Contestants) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for name, runs in contest.settings:
         sent = [sent_bytes(run) for run in runs]
-        reached = [bytes_to(run, contest.target) for run in runs]
-        finals = [final[0] for run in runs if (final := final_accuracy(run)) is not None]
+        reached = [bytes_to(run, contest.target) for run in learned_apart(runs)]
+        finals = [final[0] for run in learned_apart(runs) if (final := final_accuracy(run)) is not None]
         rows.append((
             name, len(runs), Interval.of(run.bytes_per_step for run in runs), Interval.of(sent), _mean(sent) / most,
             Interval.of(finals), None if None in reached else Interval.of(reached),

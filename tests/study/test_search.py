@@ -143,6 +143,25 @@ def test_values_that_measure_different_things_are_not_compared_in_silence(
     assert any(f"{key} was searched too" in line for line in record.doubts) == doubted
 
 
+@pytest.mark.parametrize(
+    ("key", "objective", "length", "doubted"),
+    [("batch-size", "accuracy", "--steps 20", True), ("ranks", "loss", "--steps 20", True),
+     ("batch-size", "accuracy", "--epochs 2", False), ("batch-size", "images-per-second", "--steps 20", False),
+     ("learning-rate", "accuracy", "--steps 20", False)],
+)  # fmt: skip
+def test_trials_that_trained_on_more_samples_are_not_called_better_in_silence(
+    key: str, objective: str, length: str, doubted: bool
+) -> None:
+    trials = [
+        SearchTrial(number=number, state="finished", settings={key: 8 + number}, values=[0.5]) for number in (0, 1)
+    ]
+    record = SearchRecord(
+        name="s", origin="s.toml", sampler="tpe", objectives=[objective], directions=["minimize"], planned=2, mark="m",
+        trials=trials, commands=[f"hpcdl train --model lenet {length} --ranks 1"],
+    )  # fmt: skip
+    assert any(f"{key} was searched with a fixed number of steps" in line for line in record.doubts) == doubted
+
+
 def test_trials_side_by_side_have_cores_of_their_own(found: tuple[Path, SearchStudy, SearchRecord]) -> None:
     shares = {tuple(item["cpus"]) for item in starts(found[0])}  # type: ignore[arg-type]
     cores = len(os.sched_getaffinity(0))

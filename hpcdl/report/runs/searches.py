@@ -82,7 +82,7 @@ class SearchRecord:
     @property
     def doubts(self) -> list[str]:
         """What to know before believing the value of the best trial."""
-        return [*self._by_heart(), *self._elsewhere(), *self._chance()]
+        return [*self._by_heart(), *self._elsewhere(), *self._longer(), *self._chance()]
 
     def _by_heart(self) -> Iterator[str]:
         if self.on_training:
@@ -98,11 +98,23 @@ class SearchRecord:
 
         for key, affected in _MEASURES_BY.items():
             names = [name for name in self.objectives if affected in name]
-            if names and len({str(trial.settings[key]) for trial in self.trials if key in trial.settings}) > 1:
+            if names and self._differ_in(key):
                 yield (
                     f"{key} was searched too: {' and '.join(names)} measured by different {key} do not show which "
                     "trial is better; search once for each"
                 )
+
+    def _longer(self) -> Iterator[str]:
+        if OF_SAMPLES & {*self.objectives} and any(" --steps " in command for command in self.commands):
+            varied = [name for name in _SAMPLES_OF_A_STEP if self._differ_in(name)]
+            if varied:
+                yield (
+                    f"{' and '.join(varied)} was searched with a fixed number of steps: trials with more samples in a "
+                    "step trained longer; give epochs in place of steps"
+                )
+
+    def _differ_in(self, key: str) -> bool:
+        return len({str(trial.settings[key]) for trial in self.trials if key in trial.settings}) > 1
 
     def _chance(self) -> Iterator[str]:
         """Yield how far the best of several trials may be chance; nothing for one trial, which was not chosen."""
@@ -142,6 +154,10 @@ class SearchRecord:
 
 _MEASURES_BY = {"data": "", "loss": "loss", "target-accuracy": "target"}
 """Settings that say what is measured, and the part of an objective's name that they change; empty: they change all."""
+
+
+_SAMPLES_OF_A_STEP = ("batch-size", "accumulate", "ranks")
+"""Settings that say how many samples a step trains on."""
 
 
 def _seed_of(command: str) -> str:

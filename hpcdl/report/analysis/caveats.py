@@ -182,8 +182,8 @@ def _missing_base(curves: Sequence[Curve]) -> Iterable[str]:
             "missing base: no measurement of one worker (or thread), efficiency is relative to the smallest size:"
             f" {listed(bases)}"
         )
-    bases = {id(run) for curve in curves if curve.borrowed for run in curve.base.runs}
-    lonely = [curve for curve in curves if curve.alone and id(curve.first) not in bases]
+    lent = {id(run) for curve in curves if curve.borrowed for run in curve.base.runs}
+    lonely = [curve for curve in curves if curve.alone and id(curve.first) not in lent]
     if lonely:
         names = listed([point_name(curve, curve.base) for curve in lonely])
         yield f"one size alone, so no speed-up and no efficiency{_base_to_ask_for(lonely)}: {names}"

@@ -165,6 +165,7 @@ def _begun(trainer: Trainer, group: Communicator, record: RunRecord, run_dir: Pa
     parts = trainer.parts
     run_plan, journal, limits = parts.run_plan, parts.journal, parts.config.checkpoint
     warnings = [*([run_plan.info.warning] if run_plan.info.warning else []), *parts.worker.warnings]
+    warnings += run_plan.schedule.warnings
     resumed_from = _resume(trainer, run_dir, group, warnings) if limits.resume else None
     if resumed_from is not None:
         record = results.continued_record(record, run_dir, resumed_from)

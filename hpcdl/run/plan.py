@@ -27,7 +27,7 @@ from hpcdl.node.engine import check_library
 from hpcdl.run.faults import check_injected, check_possible
 from hpcdl.run.groups import check_groups
 from hpcdl.run.schedules import Schedule, build_schedule
-from hpcdl.run.trained_data import check_objective
+from hpcdl.run.trained_data import check_objective, check_target
 from hpcdl.strategies.base.strategy import StrategyInfo, check_ranks
 from hpcdl.strategies.refusals import (
     check_allowed,
@@ -36,6 +36,7 @@ from hpcdl.strategies.refusals import (
     check_exchange,
     check_model,
     check_optimizer,
+    check_rates,
     check_steps_per_call,
 )
 from hpcdl.strategies.table import find_strategy
@@ -167,6 +168,7 @@ def prepare(resolved: ResolvedConfig[TrainConfig]) -> RunPlan:
     resolved = with_own_period(resolved, info)  # before the checks, which must see it
     config = resolved.config
     num_workers, num_servers = check_strategy(info, config)
+    check_rates(info, config.optimizer, resolved.origins)
     check_steps_per_call(info, config.run.steps_per_call)
     check_injected(resolved)
     if config.run.epochs is not None and config.run.steps is not None:
@@ -183,14 +185,7 @@ def prepare(resolved: ResolvedConfig[TrainConfig]) -> RunPlan:
         num_workers=num_workers,
         sees_messages=info.features.mpi,
     )
-    if config.model.classes is not None and config.model.classes < (dataset.num_classes or 0):
-        raise UsageError(
-            f"--classes {config.model.classes}, but {config.data.data} has labels of {dataset.num_classes} classes; "
-            f"leave --classes out, or give {dataset.num_classes} or more"
-        )
-    check_network(config, dataset)
-    check_objective(config.objective, dataset)
-    check_changes(config.data, dataset)
+    _check_data(resolved, dataset)
     num_samples = dataset.train_split.num_samples
     global_batch = global_batch_of(config, num_workers)
     check_keep_batch(info, config, num_workers)
@@ -221,6 +216,23 @@ def prepare(resolved: ResolvedConfig[TrainConfig]) -> RunPlan:
         schedule=schedule,
         origins=resolved.origins,
     )
+
+
+def _check_data(resolved: ResolvedConfig[TrainConfig], dataset: Dataset) -> None:
+    """Raise UsageError if model, loss, changes of samples or staging do not fit the data."""
+    config = resolved.config
+    if config.model.classes is not None and config.model.classes < (dataset.num_classes or 0):
+        raise UsageError(
+            f"--classes {config.model.classes}, but {config.data.data} has labels of {dataset.num_classes} classes; "
+            f"leave --classes out, or give {dataset.num_classes} or more"
+        )
+    check_network(config, dataset)
+    check_objective(config.objective, dataset)
+    check_changes(config.data, dataset)
+    if not config.checkpoint.resume:  # a run that has begun may go on to its end
+        check_target(config.objective, dataset)
+    if dataset.folder is None and resolved.origins["stage"] in ("flag", "--set"):
+        raise UsageError(f"--stage {config.data.stage}: {dataset.name} has no files to copy; leave it out")
 
 
 def _named(config: TrainConfig) -> tuple[StrategyInfo, Dataset]:

@@ -40,7 +40,19 @@ class Schedule:
             asked = round(self.config.warmup_epochs * self.steps_per_epoch)
             if asked > self.warmup_steps:
                 text += f" (the whole run: --warmup-epochs {self.config.warmup_epochs:g} would be {asked:,})"
+        if self.config.schedule == "step":
+            every = f"{self.config.decay_epochs:g} epochs" if self.config.decay_epochs != 1 else "epoch"
+            return f"{text}, x {self.config.decay_factor:g} every {every}"
         return text if self.config.schedule == "constant" else f"{text}, {self.config.schedule} decay"
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the user asked for and this run is too short for."""
+        first, epochs = self.config.decay_epochs, self.num_steps / self.steps_per_epoch
+        if self.config.schedule != "step" or first < epochs:
+            return ()
+        return (f"--schedule step: the run ends after {epochs:.3g} epochs, before the first drop at --decay-epochs "
+                f"{first:g}; the learning rate stays the same",)  # fmt: skip
 
 
 def build_schedule(config: OptimizerConfig, *, global_batch: int, num_steps: int, steps_per_epoch: int) -> Schedule:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from hpcdl.config.forms import BY_BLOCK, FULL, OFF, PLAIN, WITH_REST, parse_compression, parse_trace
 from hpcdl.config.schema import (
@@ -67,6 +68,37 @@ def check_compression(info: StrategyInfo, compress: str, precision: str) -> None
 def check_optimizer(info: StrategyInfo, optimizer: OptimizerConfig, precision: str) -> None:
     """Raise UsageError for an optimizer setting that the strategy's own engine does not support."""
     _refuse(info, list(_unknown_to_engine(info.features, optimizer, precision)))
+
+
+def check_rates(info: StrategyInfo, optimizer: OptimizerConfig, origins: Mapping[str, str]) -> None:
+    """Raise ConfigError for flags that neither the optimizer nor the schedule uses.
+
+    A file, or a study's `--set`, may serve several of them; a flag on the command line means this one.
+    """
+    chosen = {"optimizer": optimizer.optimizer, "schedule": optimizer.schedule}
+    problems = [f"--{key}: {why}" for key, why in unused_rates(info, chosen).items() if origins[key] == "flag"]
+    if problems:
+        raise ConfigError(problems)
+
+
+def unused_rates(info: StrategyInfo, chosen: Mapping[str, Any]) -> dict[str, str]:
+    """Return settings that the `chosen` optimizer and schedule do not use, each with the reason."""
+    return {
+        key: f"--{choice} {chosen[choice]} does not use it; leave it out, or choose {', '.join(users)}"
+        for key, (choice, users) in _USERS.items()
+        # Of methods with equations of their own, `_rule_problems` knows what these use.
+        if chosen[choice] not in users and not (choice == "optimizer" and info.features.optimizers)
+    }
+
+
+_USERS = {
+    "momentum": ("optimizer", ("momentum", "nesterov", "lars")),
+    "lars-trust": ("optimizer", ("lars",)),
+    "decay-epochs": ("schedule", ("step",)),
+    "decay-factor": ("schedule", ("step",)),
+    "decay-power": ("schedule", ("polynomial",)),
+}
+"""Settings of some optimizers or schedules alone: the setting that chooses one, and those that use it."""
 
 
 def check_steps_per_call(info: StrategyInfo, asked: int | str) -> None:

@@ -21,6 +21,7 @@ from hpcdl.report.analysis.scaling import build_curves
 from hpcdl.report.evidence.checks import AttachedFile, Case, Measured, choose_curve, measure
 from hpcdl.report.evidence.template import AccessTemplate
 from hpcdl.report.runs.sources import Gathered
+from hpcdl.strategies.refusals import unused_rates
 from hpcdl.strategies.table import find_strategy
 from hpcdl.study.jobs import part_folder
 from hpcdl.study.plan import StudyRuns, make_plan
@@ -196,9 +197,13 @@ def batch_script(measured: Measured, paths: Sequence[Path]) -> tuple[str, str]:
 def train_words(record: RunRecord) -> list[str]:
     """Return the flags of `hpcdl train` that reproduce those settings of a record that are not defaults."""
     arguments = []
-    for key, setting in settings_by_key(TrainConfig).items():
+    settings = settings_by_key(TrainConfig)
+    # A file may hold what the run did not use; as a flag `hpcdl train` would refuse it.
+    defaults = {key: settings[key].default for key in ("optimizer", "schedule")}
+    unused = unused_rates(find_strategy(record.strategy), {**defaults, **record.config})
+    for key, setting in settings.items():
         value = record.config.get(key)
-        if value is None or key in _NOT_HANDED_ON:
+        if value is None or key in _NOT_HANDED_ON or key in unused:
             continue
         # Compared as text, because a record has JSON's types and a default Python's.
         if not setting.required and setting.show(setting.parse(value)) == setting.show(setting.default):

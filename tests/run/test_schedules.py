@@ -63,3 +63,15 @@ def test_a_schedule_says_what_it_does() -> None:
     assert schedule.describe() == (
         f"learning rate 0.1 after {STEPS} warm-up steps (the whole run: --warmup-epochs 50 would be {50 * PER_EPOCH:,})"
     )
+
+
+@pytest.mark.parametrize(
+    ("epochs", "said", "warned"),
+    [(1.0, "learning rate 0.1, x 0.1 every epoch", False), (3.0, "learning rate 0.1, x 0.1 every 3 epochs", False),
+     (10.0, "learning rate 0.1, x 0.1 every 10 epochs", True)],
+)  # fmt: skip
+def test_a_decay_that_comes_after_the_end_is_warned_of(epochs: float, said: str, warned: bool) -> None:
+    config = OptimizerConfig(learning_rate=0.1, schedule="step", decay_epochs=epochs)
+    schedule = build_schedule(config, global_batch=256, num_steps=STEPS, steps_per_epoch=PER_EPOCH)
+    assert schedule.describe() == said
+    assert any("before the first drop at --decay-epochs 10" in line for line in schedule.warnings) == warned

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import os
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from hpcdl.checkpoint import folders as checkpoints
 from hpcdl.checkpoint import state
 from hpcdl.comm.threads import alone
 from hpcdl.config.schema import TrainConfig
-from hpcdl.core.errors import CorruptError, HpcdlError, UsageError, cause
+from hpcdl.core.errors import NO_PLACE, CorruptError, HpcdlError, UsageError, cause
 from hpcdl.core.records.run_record import FINISHED, read_record
 from hpcdl.core.storage.disk import make_output_folder
 from hpcdl.core.storage.lock import FILE_NAME as LOCK_NAME
@@ -390,5 +391,11 @@ def _write_keras(model: keras.Model, target: Path) -> Path:
 
 
 def _write_savedmodel(model: keras.Model, target: Path) -> Path:
-    model.export(target, verbose=False)
+    try:
+        model.export(target, verbose=False)
+    except tf.errors.OpError as error:  # TensorFlow's own files: the system's reason stands in the text alone
+        for number in NO_PLACE:
+            if os.strerror(number) in error.message:
+                raise OSError(number, os.strerror(number), str(target)) from error
+        raise
     return target

@@ -31,6 +31,27 @@ def test_an_export_that_found_no_room_is_not_in_the_next_ones_way(
         assert not list((tmp_path / "mine").iterdir())
 
 
+@pytest.mark.parametrize("reason", ["No space left on device", "Disk quota exceeded", "File too large"])
+def test_tensorflows_error_of_a_full_disk_names_folder_and_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    import tensorflow as tf
+
+    from hpcdl.core.errors import without_place
+    from hpcdl.rank import outputs
+
+    class Model:
+        def export(self, folder: Path, **_: object) -> None:
+            text = f"{{{{function_node __wrapped__SaveV2}}}} {folder}/variables/part-00000; {reason} [Op:SaveV2]"
+            raise tf.errors.ResourceExhaustedError(None, None, text)
+
+    monkeypatch.setattr(outputs, "load_run", lambda _: (Model(), []))
+    with pytest.raises(OSError, match=reason) as caught:
+        outputs.export_run(tmp_path, "savedmodel", tmp_path / "exported")
+    assert without_place(caught.value).startswith(f"cannot write {tmp_path / 'exported'}: {reason}; ")
+    assert not (tmp_path / "exported").exists()
+
+
 def test_of_two_exports_into_one_folder_the_second_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both find the folder free and load their models; then one writes."""
     from hpcdl.core.storage.lock import writing

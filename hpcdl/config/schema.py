@@ -387,7 +387,7 @@ class InterruptionConfig:
         False, "Resume the run in --run-dir; start it where the folder is empty or missing.", matters=NOTHING
     )
     from_scratch: bool = setting(
-        False, "With --resume: start again at step 0; earlier checkpoints are moved aside.", matters=NOTHING
+        False, "With --resume: start again at step 0; earlier checkpoints and model are moved aside.", matters=NOTHING
     )
     from_step: int | None = setting(
         None,

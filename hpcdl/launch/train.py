@@ -106,7 +106,7 @@ def _train(resolved: ResolvedConfig[TrainConfig], on_event: EventHandler) -> tup
         shrunk = prepare(now)
         _run(launcher, shrunk, _plan(launcher, shrunk, environment)[0], run_dir, on_event)
 
-    with rundir.written(run_dir, run_plan.config.checkpoint) as place_of_run:
+    with rundir.written(run_dir, run_plan.config.checkpoint, model=True) as place_of_run:
         rundir.create(run_dir, resolved, facts, description_of(run_plan.dataset))
         for text in remarks:
             on_event({"kind": "message", "text": text})
@@ -381,7 +381,7 @@ def _agreed_run_dir(
         run_plans.append(run_plan)
         if _finished(run_dir, run_plan, on_event) is not None:
             return str(run_dir), ""
-        earlier.append(held.enter_context(rundir.written(run_dir, run_plan.config.checkpoint)))
+        earlier.append(held.enter_context(rundir.written(run_dir, run_plan.config.checkpoint, model=True)))
         facts = rundir.facts_of(run_plan.config, run_plan.dataset.checksum, run_dir)
         rundir.create(run_dir, run_plan.resolved, facts, description_of(run_plan.dataset))
         return str(run_dir), uuid.uuid4().hex

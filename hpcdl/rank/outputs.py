@@ -19,6 +19,7 @@ from hpcdl.checkpoint import state
 from hpcdl.comm.threads import alone
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import NO_PLACE, CorruptError, HpcdlError, UsageError, cause
+from hpcdl.core.paths import typed
 from hpcdl.core.records.run_record import FINISHED, read_record
 from hpcdl.core.storage.disk import make_output_folder
 from hpcdl.core.storage.lock import FILE_NAME as LOCK_NAME
@@ -212,9 +213,10 @@ def load_run(run_dir: Path, given: str | None = None) -> tuple[keras.Model, list
     path = run_dir / MODEL_FILE
     if path.is_file():
         try:
-            return load_saved(path, LAYERS), _changed(run_dir, model=False)
+            return load_saved(path, LAYERS), [*_changed(run_dir, model=False), *_earlier_model(run_dir)]
         except OwnCode as error:
-            return _with_own_code(run_dir, path, given, error), _changed(run_dir, model=True)
+            model = _with_own_code(run_dir, path, given, error)
+            return model, [*_changed(run_dir, model=True), *_earlier_model(run_dir)]
         except ValueError as error:
             raise CorruptError(f"{path} cannot be loaded: {error}") from error
     resolved, _ = rundir.read(run_dir)
@@ -232,6 +234,18 @@ def _changed(run_dir: Path, *, model: bool) -> list[str]:
     """Return a warning for each file with preprocessing, or the `model`, that has changed since the run began."""
     with contextlib.suppress(HpcdlError):  # a damaged run.toml: a whole model needs none
         return rundir.changed_code(run_dir, rundir.read(run_dir)[0].config, model=model)
+    return []
+
+
+def _earlier_model(run_dir: Path) -> list[str]:
+    """Return a warning if a run continues beyond the end at which its model was written."""
+    with contextlib.suppress(HpcdlError):  # a damaged record: a whole model needs none
+        record = read_record(run_dir)
+        if record.status != FINISHED:
+            return [
+                f"the run is not finished ({record.status}): its {MODEL_FILE} may be that of an earlier end; "
+                f"to finish it: {typed('train', '--resume', '--run-dir', run_dir)}"
+            ]
     return []
 
 

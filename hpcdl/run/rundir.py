@@ -34,6 +34,7 @@ from hpcdl.core.records.run_record import FINISHED, RunRecord, read_record
 from hpcdl.core.storage.disk import (
     Made,
     TargetError,
+    free_name,
     make_folder,
     move,
     open_folder,
@@ -122,11 +123,15 @@ def removal_of(run_dir: Path) -> str:
 
 @dataclass(frozen=True)
 class EarlierState:
-    """The state of the run directory before a call: the folder that it `made`, or the content of files `there`."""
+    """The state of the run directory before a call: the folder that it `made`, or the content of files `there`.
+
+    `moved`: what --from-scratch has set aside, by its place before.
+    """
 
     run_dir: Path
     made: Made | None
     there: Mapping[str, bytes]
+    moved: Mapping[Path, Path]
 
     @contextmanager
     def restored_if_refused(self) -> Iterator[None]:
@@ -149,6 +154,11 @@ class EarlierState:
         if self.there:
             for name, content in self.there.items():
                 write_bytes(self.run_dir / name, content)
+            back = [path for path in self.moved if not os.path.lexists(path)]
+            for path in back:
+                move(self.moved[path], path)
+            if back:
+                _log(f"the run does not start again; back in their place: {', '.join(map(str, back))}")
         elif self.made is None:
             remove_content(self.run_dir, _UNTRAINED)
         elif not others_in(self.run_dir, _UNTRAINED):
@@ -158,8 +168,10 @@ class EarlierState:
 
 
 @contextmanager
-def written(run_dir: Path, checkpoint: InterruptionConfig) -> Iterator[EarlierState]:
+def written(run_dir: Path, checkpoint: InterruptionConfig, *, model: bool = False) -> Iterator[EarlierState]:
     """Make `run_dir` if it is missing, and lock it as its only writer. Raises UsageError naming any other writer.
+
+    `model`: the run writes a model of hpcdl's, and not a script's own.
 
     Ranks whose starting process was killed have PARTING_S to end; their unfinished files are removed afterwards.
     """
@@ -175,7 +187,8 @@ def written(run_dir: Path, checkpoint: InterruptionConfig) -> Iterator[EarlierSt
     with writing(run_dir):
         check_place(run_dir, checkpoint)  # under the lock: another call may have begun a run here
         _check_links(run_dir)
-        names = (CONFIG_FILE, DATA_FILE) if (run_dir / CONFIG_FILE).exists() else ()
+        kept = (CONFIG_FILE, DATA_FILE, *((SAVED,) if checkpoint.from_scratch else ()))
+        names = kept if (run_dir / CONFIG_FILE).exists() else ()
         there = {name: read_bytes(run_dir / name) for name in names if (run_dir / name).exists()}
         if (run_dir / FOLDER).is_dir():
             # Rank 0 (after a loss the first survivor) holds this lock while it lives: wait until it has ended.
@@ -186,9 +199,22 @@ def written(run_dir: Path, checkpoint: InterruptionConfig) -> Iterator[EarlierSt
             swept = [*sweep(run_dir, _LEFT_BY_KILLED), *sweep_unfinished(run_dir)]
             if swept:
                 _log(f"removed what killed ranks had not finished: {', '.join(swept)}")
-            if checkpoint.from_scratch and (aside := set_aside(run_dir)):
-                _log(f"the run starts again at step 0; its earlier checkpoints are in {aside}")
-        yield EarlierState(run_dir, made, there)
+        moved = _set_aside(run_dir, model=model) if there and checkpoint.from_scratch else {}
+        yield EarlierState(run_dir, made, there, moved)
+
+
+def _set_aside(run_dir: Path, *, model: bool) -> dict[Path, Path]:
+    """Rename the checkpoints, and the `model`, of a run that is to start again; return their new paths by the old."""
+    moved = {}
+    if aside := set_aside(run_dir):
+        moved[run_dir / CHECKPOINTS] = aside
+        _log(f"the run starts again at step 0; its earlier checkpoints are in {aside}")
+    trained = run_dir / MODEL_FILE
+    if model and os.path.lexists(trained):  # else it would pass for the model of the new training until that ends
+        moved[trained] = free_name(trained.with_suffix(""), trained.suffix)
+        move(trained, moved[trained])
+        _log(f"the run starts again at step 0; its earlier model is {moved[trained]}")
+    return moved
 
 
 def forget_struck(run_dir: Path) -> None:

@@ -1,8 +1,9 @@
-"""Exports of a run's model on a disk without space."""
+"""Models of runs loaded again, and exported on a disk without space."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -72,3 +73,16 @@ def test_of_two_exports_into_one_folder_the_second_is_refused(tmp_path: Path, mo
     (tmp_path / "empty").mkdir()
     with writing(tmp_path / "empty"), pytest.raises(UsageError, match="another hpcdl writes to"):
         outputs.export_run(tmp_path, "keras", tmp_path / "empty")
+
+
+@pytest.mark.parametrize(("status", "warned"), [("finished", False), ("stopped", True), ("running", True)])
+def test_a_model_of_a_run_that_continues_is_said_to_be_of_an_earlier_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, warned: bool
+) -> None:
+    from hpcdl.rank import outputs
+
+    (tmp_path / "model.keras").touch()
+    monkeypatch.setattr(outputs, "load_saved", lambda *_: None)
+    monkeypatch.setattr(outputs, "read_record", lambda _: SimpleNamespace(status=status))
+    _, warnings = outputs.load_run(tmp_path)
+    assert warned == any("may be that of an earlier end" in text for text in warnings), warnings

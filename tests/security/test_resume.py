@@ -62,6 +62,8 @@ def test_a_folder_of_the_users_is_no_run(ask_hpcdl: CommandLine, tmp_path: Path,
         ("meanwhile", 1, False, "outputs"),
         pytest.param("new", 2, True, "loss", marks=pytest.mark.soak),
         ("run", 2, True, "loss"),
+        ("from scratch", 1, False, "loss"),
+        ("from scratch", 2, True, "loss"),
     ],
 )
 def test_where_ranks_refuse_all_is_as_it_was(
@@ -69,12 +71,13 @@ def test_where_ranks_refuse_all_is_as_it_was(
 ) -> None:
     """Everything stays as it was if ranks refuse: only TensorFlow detects an unknown loss or too few outputs."""
     (tmp_path / "seven.py").write_text(WRONG_OUTPUTS)
-    folder = {"run": run, "empty": tmp_path / "empty"}.get(place, tmp_path / "a" / "b")
+    folder = {"run": run, "from scratch": run, "empty": tmp_path / "empty"}.get(place, tmp_path / "a" / "b")
     if place == "empty":
         folder.mkdir()
     words: list[Any] = [*TRAIN, "--resume", "--run-dir", folder, "--steps", "9"]
     words += WRONG_LOSS if wrong == "loss" else ["--model", f"{tmp_path}/seven.py:build"]
-    words += ["--allow", "loss"] if place == "run" else []
+    words += ["--allow", "loss"] if folder == run else []
+    words += ["--from-scratch"] if place == "from scratch" else []
     before = facts_below(run, but=CHANGED)
     process = under_launcher(run_hpcdl, words, ranks) if launched else run_hpcdl.start([*words, "--ranks", str(ranks)])
     if place == "meanwhile":
@@ -82,7 +85,7 @@ def test_where_ranks_refuse_all_is_as_it_was(
         (folder / "thesis.txt").write_text("years of work")
     finished = finish(process)
     assert finished.code == 2, finished.err
-    if place == "run":
+    if folder == run:
         after = facts_below(run, but=CHANGED)
         assert contents(after) == contents(before)
     elif place == "meanwhile":
@@ -127,10 +130,12 @@ def test_a_run_whose_checkpoints_are_gone_is_not_resumed(ask_hpcdl: CommandLine,
 
 def test_from_scratch_starts_again_and_keeps_what_was_saved(run_hpcdl: CommandLine, run: Path) -> None:
     (run / "checkpoints" / "thesis.txt").write_text("years of work")
-    before = contents(facts_below(run / "checkpoints"))
+    before, model = contents(facts_below(run / "checkpoints")), (run / "model.keras").read_bytes()
     finished = run_hpcdl(["train", "--resume", "--from-scratch", "--run-dir", run])
     assert finished.code == 0, finished.err
     assert contents(facts_below(run / "checkpoints.1")) == before and "checkpoints.1" in finished.err
+    assert (run / "model.1.keras").read_bytes() == model and "its earlier model is" in finished.err
+    assert (run / "model.keras").exists()
     assert not record_of(run)["resumed_from_steps"] and [*(run / "checkpoints").glob("step-*")]
 
 

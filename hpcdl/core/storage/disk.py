@@ -586,9 +586,9 @@ def paths_in(folder: Path) -> list[str]:
     return sorted(paths)
 
 
-def free_name(path: Path) -> Path:
-    """Return `path`.1, or the first free number after it."""
-    names = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
+def free_name(path: Path, suffix: str = "") -> Path:
+    """Return `path`.1 with the suffix, or the first free number after it."""
+    names = (path.with_name(f"{path.name}.{number}{suffix}") for number in itertools.count(1))
     return next(name for name in names if not name.is_symlink() and not name.exists())
 
 

@@ -23,6 +23,12 @@ from hpcdl.core.storage.files import read_toml
 MACHINE_VARIABLE = "HPCDL_MACHINE"
 COMMANDS = ("train", "run", "submit", "sweep", "search")
 """Commands for which a machine may set defaults."""
+TABLES = (
+    *COMMANDS,
+    *("shard", "infer", "tune-threads"),
+    *("bench-allreduce", "bench-input", "bench-pingpong", "bench-precision", "bench-step"),
+)
+"""Tables that site.toml and a user's config.toml may have; site.toml also has [site]."""
 _KEYS = ("summary", "sources", "modules", "environment", *COMMANDS)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -179,11 +185,29 @@ def standard_layers(command: str) -> list[Layer]:
         if origin == "user" and machine is not None and command in machine.tables:
             layers.append(Layer(origin=machine.origin, values=plain_keys(machine.tables[command])))
         if path.is_file():
-            table = read_toml(path).get(command, {})
+            document = read_toml(path)
+            _check_tables(path, document, (*TABLES, "site") if origin == "site" else TABLES)
+            table = document.get(command, {})
             if not isinstance(table, dict):
                 raise UsageError(f"{path}: {command} must be a table; write [{command}], and its keys below")
             layers.append(Layer(origin=f"{origin} ({path})", values=plain_keys(table)))
     return layers
+
+
+def _check_tables(path: Path, document: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Raise ConfigError for what no command would read: keys above all tables, and unknown tables."""
+    problems = []
+    for key, value in document.items():
+        if key in known:
+            continue
+        if not isinstance(value, dict):
+            problems.append(f"{path}: {key} is in no table; write it below the table of a command, such as [train]")
+        elif key == "site":
+            problems.append(f"{path}: the table [site] holds for all users; only {site_config_file()} may have it")
+        else:
+            problems.append(f"{path}: unknown table [{key}]{suggestion(key, known)}")
+    if problems:
+        raise ConfigError(problems)
 
 
 def file_layer(path: Path) -> Layer:

@@ -241,6 +241,12 @@ def test_what_would_end_at_once_is_not_queued(
     assert shown.code == 0 and reported in shown.err and "warning: the job would be refused" in shown.err
 
 
+@pytest.mark.parametrize("program_name", ["hpcdl", "/opt/bin/hpcdl"])
+def test_a_second_hpcdl_is_answered_with_what_to_type(ask_hpcdl: CommandLine, program_name: str) -> None:
+    refused = ask_hpcdl(["submit", "--dry-run", "--", program_name, "train", "--model", "a b"])
+    assert refused.code == 2 and refused.err.endswith("type hpcdl submit ... -- train --model 'a b'\n"), refused.err
+
+
 @pytest.mark.parametrize("command", [TRAIN, ["run", "script.py"]])
 def test_a_job_for_a_run_directory_that_is_taken_is_not_queued(
     ask_hpcdl: CommandLine, tmp_path: Path, command: list[str]

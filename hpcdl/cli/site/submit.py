@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ from hpcdl.cli.output import print_json, put, say
 from hpcdl.config.commands import SubmitConfig, load_submit
 from hpcdl.config.load import ResolvedConfig
 from hpcdl.core.errors import HpcdlError, UnknownNameError, UsageError
+from hpcdl.core.paths import quoted
 
 if TYPE_CHECKING:
     from hpcdl.cluster.batch import submission
@@ -62,6 +64,9 @@ def submit(
     """
     from hpcdl.cluster.batch import jobs, submission
 
+    if PurePath(command[0]).name == "hpcdl":
+        words = " ".join(map(quoted, command[1:] or ["COMMAND"]))
+        raise UsageError(f"behind -- stands what would follow `hpcdl`: type hpcdl submit ... -- {words}")
     if command[0] not in COMMANDS:
         raise UnknownNameError("command for a job", command[0], COMMANDS)
     settings = load_submit(flags)

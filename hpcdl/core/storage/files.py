@@ -164,7 +164,7 @@ def read_toml(path: Path, wrong: type[HpcdlError] = UsageError, remedy: str = ""
     `remedy` ends the error of a file that is not TOML.
     """
     try:
-        return parse_toml(read_bytes(path, MOST_TOML_BYTES).decode())
+        return parse_toml(read_bytes(path, MOST_TOML_BYTES).decode("utf-8-sig"))  # editors of Windows write a mark
     except FileNotFoundError:
         raise wrong(f"no such config file: {path}; check the path") from None
     except OSError as error:

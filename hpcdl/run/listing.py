@@ -27,7 +27,8 @@ from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.paths import typed
 from hpcdl.core.records.run_record import FINISHED, state_of
 from hpcdl.core.storage.files import read_json
-from hpcdl.run.rundir import CONFIG_FILE, SCRIPT, read, read_as
+from hpcdl.data.format.dataset import PREFIX
+from hpcdl.run.rundir import CONFIG_FILE, SCRIPT, check_trusted, read, read_as
 from hpcdl.strategies.table import STRATEGIES
 
 FILE_SYSTEM = "file system"
@@ -84,15 +85,25 @@ def _kind_of(run_dir: Path) -> type[Facts] | None:
 
 
 def ways_on(run_dir: Path) -> list[str]:
-    """Return the commands that continue a run, and that evaluate a training; none if its run.toml does not tell."""
+    """Return the commands that continue a run, and that evaluate a training.
+
+    None if its run.toml does not tell, or if its data are not found from this folder. Another user's is not continued.
+    """
     kind, is_finished = _kind_of(run_dir), state_of(run_dir) == FINISHED
     if kind is None or (kind is ScriptFacts and is_finished):
         return []
     if kind is ScriptFacts:
         facts = read_as(ScriptConfig, run_dir)[1]
         return [typed("run", "--resume", "--run-dir", run_dir, facts[SCRIPT], *facts.get("arguments", ()))]
-    continued = [] if is_finished else [typed("train", "--resume", "--run-dir", run_dir)]
-    return [*continued, typed("evaluate", run_dir, "--data", read(run_dir)[0].config.data.data)]
+    data = read(run_dir)[0].config.data.data
+    if not data.startswith(PREFIX) and not Path(data).expanduser().is_dir():
+        return []
+    evaluated = typed("evaluate", run_dir, "--data", data)
+    try:
+        check_trusted(run_dir, trust=False)
+    except UsageError:
+        return [f"{evaluated} --trust"]
+    return [evaluated] if is_finished else [typed("train", "--resume", "--run-dir", run_dir), evaluated]
 
 
 def _look_at(folder: Path, step: int, kind: type[Facts] | None) -> ListedCheckpoint | None:

@@ -18,7 +18,7 @@ from hpcdl.config.settings import AUTO
 from hpcdl.core.errors import Refusals, UsageError
 from hpcdl.core.storage.files import open_regular
 from hpcdl.core.units import counted
-from hpcdl.data.format.dataset import Dataset, open_dataset
+from hpcdl.data.format.dataset import PREFIX, Dataset, open_dataset
 from hpcdl.data.format.manifest import may_be_picture
 from hpcdl.data.format.order import NO_SHIFT, Shift, pass_slice, steps_per_epoch
 from hpcdl.data.read.windows import open_stream
@@ -164,7 +164,7 @@ def check_network(config: TrainConfig, dataset: Dataset) -> None:
 
 def prepare(resolved: ResolvedConfig[TrainConfig]) -> RunPlan:
     """Check names, data and arithmetic of a run, and return its plan. Raises errors meant for the user."""
-    info, dataset = _named(resolved.config)
+    info, dataset = _named(resolved)
     resolved = with_own_period(resolved, info)  # before the checks, which must see it
     config = resolved.config
     num_workers, num_servers = check_strategy(info, config)
@@ -235,8 +235,9 @@ def _check_data(resolved: ResolvedConfig[TrainConfig], dataset: Dataset) -> None
         raise UsageError(f"--stage {config.data.stage}: {dataset.name} has no files to copy; leave it out")
 
 
-def _named(config: TrainConfig) -> tuple[StrategyInfo, Dataset]:
+def _named(resolved: ResolvedConfig[TrainConfig]) -> tuple[StrategyInfo, Dataset]:
     """Return strategy and data set. Raises one UsageError for all unknown names, functions, files and data sets."""
+    config = resolved.config
     refusals = Refusals()
     info: StrategyInfo | None = None
     with refusals.gathered():
@@ -251,10 +252,20 @@ def _named(config: TrainConfig) -> tuple[StrategyInfo, Dataset]:
             check_saved_model(config.model.init_weights)
     dataset: Dataset | None = None
     with refusals.gathered():
+        if resolved.origins["data"].startswith("run ("):
+            _check_data_of_run(config.data.data)
         dataset = open_dataset(config.data.data, seed=config.run.seed, verified=config.data.verify_data)
     refusals.raise_all()
     assert info is not None and dataset is not None  # otherwise an error was raised
     return info, dataset
+
+
+def _check_data_of_run(data: str) -> None:
+    """Raise UsageError if the data of a run to resume are not found: a relative path counts from where it began."""
+    if data.startswith(PREFIX) or not data or Path(data).expanduser().is_dir():
+        return
+    there = "" if Path(data).expanduser().is_absolute() else "type this in the folder in which the run began, or "
+    raise UsageError(f"the run began with --data {data}, which is not found here; {there}give --data with its new path")
 
 
 def check_strategy(info: StrategyInfo, config: TrainConfig | StepBenchConfig) -> tuple[int, int]:

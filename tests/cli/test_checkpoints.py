@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy
@@ -10,6 +11,7 @@ import pytest
 from hpcdl.checkpoint.folders import CheckpointWriter, Snapshot
 from hpcdl.comm.threads import alone
 from hpcdl.core.records.run_record import write_record
+from hpcdl.run.listing import ways_on
 from hpcdl.run.rundir import without_model
 from tests.conftest import CommandLine
 from tests.report.synthetic import make_record
@@ -93,3 +95,31 @@ def test_a_run_without_a_model_says_why_it_has_none(
     write_record(tmp_path, make_record(**changes))
     error = without_model(tmp_path)
     assert error.exit_code == code and reported in str(error)
+
+
+RUN_TOML = 'model = "lenet"\ndata = "{}"\n[origins]\nmodel = "flag"\ndata = "flag"\n'
+
+
+@pytest.mark.parametrize("data", ["synthetic:mnist@40", "here", "elsewhere"])
+def test_what_is_advised_works_from_this_folder(
+    ask_hpcdl: CommandLine, monkeypatch: pytest.MonkeyPatch, data: str
+) -> None:
+    """A relative --data counts from the folder in which the run began."""
+    monkeypatch.chdir(ask_hpcdl.home)
+    run_dir = Path("run")
+    for folder in ("run", "here"):
+        Path(folder).mkdir()
+    (run_dir / "run.toml").write_text(RUN_TOML.format(data))
+    advised = [] if data == "elsewhere" else ["hpcdl train --resume --run-dir run", f"hpcdl evaluate run --data {data}"]
+    assert ways_on(run_dir) == advised
+    resumed = ask_hpcdl(["train", "--resume", "--run-dir", "run", "--steps", "1", "--batch-size", "1", "--dry-run"])
+    line = "--data elsewhere, which is not found here; type this in the folder in which the run began, or give --data"
+    assert (line in resumed.err) == (data == "elsewhere"), resumed.err
+
+
+def test_another_users_run_is_evaluated_with_trust_and_not_continued(tmp_path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give a folder away")
+    (tmp_path / "run.toml").write_text(RUN_TOML.format("synthetic:mnist"))
+    os.chown(tmp_path, 4711, -1)
+    assert ways_on(tmp_path) == [f"hpcdl evaluate {tmp_path} --data synthetic:mnist --trust"]

@@ -77,4 +77,4 @@ def test_commands_ask_for_trust(run_hpcdl: CommandLine, tmp_path: Path, command:
     refused = run_hpcdl([*command, run, *behind])
     assert (refused.code, len(refused.err.splitlines())) == (2, 1), refused.err
     assert "belongs to user 4711" in refused.err and "add --trust" in refused.err
-    assert "--trust" not in run_hpcdl([*command, run, *behind, "--trust"]).err
+    assert "add --trust" not in run_hpcdl([*command, run, *behind, "--trust"]).err

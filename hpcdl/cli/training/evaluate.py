@@ -64,7 +64,9 @@ def evaluate(
     metrics = ", ".join(f"{metric} {format_measure(value)}" for metric, value in values.items())
     put(f"{name}: {metrics} on {counted(result.num_samples, 'sample')}")
     target = Path(f"{run.resolve().name}-keras")
-    Commentary(quiet=quiet).say(f"next: {typed('export', run, '--to', 'keras', target)}")
+    Commentary(quiet=quiet).say(
+        f"next: {typed('export', run, '--to', 'keras', target, *(['--trust'] if trust else []))}"
+    )
 
 
 def worth_printing(values: Mapping[str, float], num_classes: int) -> dict[str, float]:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from hpcdl.core.errors import CorruptError
+from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.records.run_record import HistoryPoint, RankRecord, RunRecord, from_json, read_record
 from hpcdl.report.runs.run import from_record
-from hpcdl.report.runs.sources import gather
+from hpcdl.report.runs.sources import gather, passed_over
 from tests.report.synthetic import make_record, write_run
 
 SERVED = [
@@ -33,6 +33,25 @@ def folder(tmp_path: Path) -> Path:
     for damaged in (2, 9):
         (tmp_path / f"r{damaged:02d}" / "record.json").write_text('{"schema": "hpcdl.run/1", "ranks": "many"}')
     return tmp_path
+
+
+def test_runs_behind_links_and_in_closed_folders_are_not_left_out_without_a_word(folder: Path) -> None:
+    """A link `latest` to a run of the folder is no other run; a run that is named as well is there."""
+    runs, other = folder / "runs", folder / "other"
+    for name in ("r00", "r01"):
+        write_run(runs / name, make_record(2, 10.0))
+    write_run(other / "r00", make_record(4, 20.0))
+    (runs / "latest").symlink_to("r01")
+    assert gather([runs]).remarks == ()
+    (runs / "more").symlink_to(other / "r00")
+    line = f"links are not followed, so their runs are left out; name them too: {runs / 'more'}"
+    assert line in gather([runs]).remarks and line not in gather([runs, runs / "more"]).remarks
+    (folder / "links").mkdir()
+    (folder / "links" / "more").symlink_to(other / "r00")
+    with pytest.raises(UsageError, match=r"links are not followed, .*more$"):
+        gather([folder / "links"])
+    walked = [(str(runs), ["notes.txt"]), (str(runs / "r00"), ["record.json"])]
+    assert f"folders that cannot be read are left out: {runs / 'r01'}" in passed_over(walked, [runs / "r00"])
 
 
 def test_a_folder_is_read_whole_and_damaged_records_are_named(folder: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -74,12 +75,43 @@ def walk(path: Path) -> Walk:
     return folders
 
 
+def passed_over(walked: Walk, run_dirs: Iterable[Path]) -> list[str]:
+    """Return a line for runs behind links, and one for closed folders: a walk enters neither.
+
+    A link to a run of `run_dirs`, such as `latest`, is none.
+    """
+    visited = {folder for folder, _ in walked}
+    links: list[str] = []
+    closed: list[str] = []
+    for folder, files in walked:
+        if FILE_NAME in files:  # a run: nothing below it counts
+            continue
+        entries: list[os.DirEntry[str]] = []
+        with suppress(OSError):  # removed since the walk
+            entries = sorted(os.scandir(folder), key=attrgetter("name"))
+        for entry in entries:
+            known = entry.path in visited or (STUDY_FILE in files and entry.name == TRIES)
+            if entry.is_symlink():
+                if any(os.access(f"{entry.path}/{name}", os.F_OK) for name in (FILE_NAME, STUDY_FILE)):
+                    links.append(entry.path)
+            elif entry.is_dir() and not known:
+                closed.append(entry.path)
+    if links:
+        there = {folder for run_dir in map(Path.resolve, run_dirs) for folder in (run_dir, *run_dir.parents)}
+        links = [link for link in links if Path(link).resolve() not in there]
+    lines = [(f"links are not followed, so their runs are left out; name them too: {listed(links, 4)}", links)]
+    lines.append((f"folders that cannot be read are left out: {listed(closed, 4)}", closed))
+    return [line for line, places in lines if places]
+
+
 def find_run_dirs(path: Path, walked: Walk | None = None) -> list[Path]:
     """Return `path` if it holds a record, else all folders below it that do. `walked` is its walk, if known."""
     run_dirs = [Path(folder) for folder, files in (walk(path) if walked is None else walked) if FILE_NAME in files]
     if run_dirs:
         return run_dirs
     if path.is_dir():
+        if lines := passed_over(walk(path), ()):
+            raise UsageError(f"{path} holds no {FILE_NAME}: {'; '.join(lines)}")
         raise UsageError(f"{path} holds no {FILE_NAME}; name a run directory of `hpcdl train`, or a folder of them")
     kind = "a file" if path.exists() else "absent"
     raise UsageError(f"{path} is {kind}; name a run directory of `hpcdl train`, or a folder of them")
@@ -97,7 +129,10 @@ def gather(
 
     Raises CorruptError for a damaged record that was named itself; one among others in a folder becomes a line.
     """
-    named = [(path, run_dir) for path in paths for run_dir in find_run_dirs(path, walks.get(path))]
+    walks = {path: walks[path] if path in walks else walk(path) for path in paths}
+    named = [(path, run_dir) for path in paths for run_dir in find_run_dirs(path, walks[path])]
+    run_dirs_of_all = [run_dir for _, run_dir in named]
+    left_out = dict.fromkeys(line for path in paths for line in passed_over(walks[path], run_dirs_of_all))
     if len(paths) > 1:  # several paths may lead to the same run
         # Only named paths are resolved, because resolving asks the file system for every component.
         resolved = {path: path.resolve() for path in paths}
@@ -117,7 +152,7 @@ def gather(
     inferences = tuple(record for record in records if isinstance(record, Inferred))
     if not runs and not inferences and unreadable:
         raise CorruptError(f"none of {len(unreadable)} records can be read; the first: {unreadable[0]}")
-    remarks = (_copied(list(copies.values())),) if copies else ()
+    remarks = (*left_out, *((_copied(list(copies.values())),) if copies else ()))
     return Gathered(runs=runs, unreadable=unreadable, remarks=remarks, run_dirs=run_dirs, inferences=inferences)
 
 

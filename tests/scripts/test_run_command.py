@@ -232,6 +232,10 @@ json.dump({}, open("history.json", "w"))
 pathlib.Path(f"own{hpcdl.rank()}.txt").write_text("fine")
 pathlib.Path("gone.txt").write_text("of another name later"); hpcdl.barrier()
 if hpcdl.rank() == 0: pathlib.Path("gone.txt").unlink(); pathlib.Path("one.txt").write_text("fine")
+for name in ("results.csv", "training.log", f"own{hpcdl.rank()}.csv"):
+    with open(name, "a") as file: file.write("0.5 ")
+temporary = pathlib.Path(f"temporary{hpcdl.rank()}"); temporary.write_text("one rank's")
+temporary.replace("renamed.txt")
 hpcdl.barrier()
 """
 
@@ -257,8 +261,9 @@ def test_a_part_of_a_package_is_run_by_the_file_that_the_refusal_names(
 def test_a_file_that_all_ranks_write_is_named(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "writes.py").write_text(WRITES)
     finished = run(session_hpcdl, tmp_path, "--run-dir", tmp_path / "run", tmp_path / "writes.py")
-    (line,) = [line for line in finished.err.splitlines() if "warning" in line]
-    assert finished.code == 0 and "ranks 0, 1 each wrote history.json: what one wrote may be lost" in line
+    written, appended = [line for line in finished.err.splitlines() if "warning" in line]
+    assert finished.code == 0 and "ranks 0, 1 each wrote history.json, renamed.txt: what one wrote" in written
+    assert "ranks 0, 1 each appended to results.csv: it has the lines of each" in appended
     assert any("history.json" in one for one in json.loads((tmp_path / "run/record.json").read_text())["warnings"])
 
 

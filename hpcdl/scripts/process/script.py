@@ -125,11 +125,10 @@ def execute(
             run.finish_work()
         if communicator.size > 1:
             leave_together(last, watch, called=called)
-            for text in (written.warning(last, run_dir), here.evaluations.warning(last)):
-                if text:
-                    run.warnings.append(text)
-                    if last.rank == 0:
-                        watch.actions.log(f"warning: {text}")
+            for text in filter(None, (*written.warnings(last, run_dir), here.evaluations.warning(last))):
+                run.warnings.append(text)
+                if last.rank == 0:
+                    watch.actions.log(f"warning: {text}")
         check_end()
         if not group.num_collectives and (text := nothing_exchanged(last.size)):
             run.warnings.append(text)

@@ -1,4 +1,4 @@
-"""Find files that several ranks of a script opened for writing: each loses what another has written.
+"""Find files that several ranks of a script opened for writing: each loses what another has written, or repeats it.
 
 hpcdl's own saving and Keras's callbacks write on one rank. What a script opens itself is noted here, and compared when
 the script is over.
@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +21,19 @@ if TYPE_CHECKING:
 
 _MOST_FILES = 1000
 """Files to note on a rank."""
+_LOG = ".log"
+"""Files to which ranks may append without a warning: nobody counts their lines."""
+_WROTE = "wrote {}: what one wrote may be lost"
+_APPENDED = "appended to {}: it has the lines of each"
+_REMEDY = "write it on one rank (`if hpcdl.rank() == 0:`), or with the rank in its name"
 
 
 class WrittenFiles:
-    """The files that this rank's script has opened to write."""
+    """The files that this rank's script has opened to write, or renamed something to."""
 
     def __init__(self) -> None:
-        self._paths: set[str] = set()
+        self._written: set[str] = set()
+        self._appended: set[str] = set()
         self._on = False
 
     @contextlib.contextmanager
@@ -42,27 +48,39 @@ class WrittenFiles:
             self._on = False
 
     def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event != "open" or not self._on or len(self._paths) >= _MOST_FILES:
+        if event not in ("open", "os.rename") or not self._on:
             return
-        file, mode, _ = arguments
-        if isinstance(file, str) and isinstance(mode, str) and "w" in mode:
-            self._paths.add(str(Path(file).absolute()))  # the script may change its folder
+        # Many scripts write to a temporary name, each rank to one of its own, and rename that.
+        file, mode = (arguments[1], "w") if event == "os.rename" else arguments[:2]
+        if not isinstance(file, str | os.PathLike) or not isinstance(mode, str):
+            return
+        for letter, files in (("w", self._written), ("a", self._appended)):
+            if letter in mode and len(files) < _MOST_FILES:
+                files.add(str(Path(os.fsdecode(file)).absolute()))  # the script may change its folder
 
-    def warning(self, communicator: Communicator, run_dir: Path) -> str:
-        """Return the warning that files of several ranks deserve, or nothing. Collective."""
-        by_rank = communicator.allgather_json(_kept(self._paths, run_dir))
-        ranks: dict[tuple[str, int], list[str]] = defaultdict(list)
-        for rank, row in enumerate(by_rank):
-            for path, number in row:
-                ranks[path, number].append(str(rank))
-        shared = {path: of for (path, _), of in ranks.items() if len(of) > 1}
-        if not shared:
-            return ""
-        (first, *_), files = shared.values(), [os.path.relpath(path) for path in shared]
-        return (
-            f"ranks {listed(first, 4)} each wrote {listed(files, 2)}: what one wrote may be lost; write it on one "
-            "rank (`if hpcdl.rank() == 0:`), or with the rank in its name"
-        )
+    def warnings(self, communicator: Communicator, run_dir: Path) -> list[str]:
+        """Return the warnings that files of several ranks deserve. Collective."""
+        appended = {path for path in self._appended - self._written if Path(path).suffix != _LOG}
+        kept = [_kept(self._written, run_dir), _kept(appended, run_dir)]
+        written_by, appended_by = zip(*communicator.allgather_json(kept), strict=True)
+        return [
+            text
+            for by_rank, what in ((written_by, _WROTE), (appended_by, _APPENDED))
+            if (text := _of_several(by_rank, what))
+        ]
+
+
+def _of_several(by_rank: Sequence[Sequence[Any]], what: str) -> str:
+    """Return the warning about files that several ranks have in common, or nothing."""
+    ranks: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for rank, row in enumerate(by_rank):
+        for path, number in row:
+            ranks[path, number].append(str(rank))
+    shared = {path: of for (path, _), of in ranks.items() if len(of) > 1}
+    if not shared:
+        return ""
+    (first, *_), files = shared.values(), [os.path.relpath(path) for path in shared]
+    return f"ranks {listed(first, 4)} each {what.format(listed(files, 2))}; {_REMEDY}"
 
 
 def _kept(paths: set[str], run_dir: Path) -> list[list[Any]]:

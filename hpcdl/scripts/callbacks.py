@@ -33,7 +33,7 @@ from hpcdl.scripts.fit.model import (
     prepare_model,
     set_own,
 )
-from hpcdl.scripts.fit.samples import SamplesOfEpoch, stop_noting, warn_of_same_samples
+from hpcdl.scripts.fit.samples import SamplesOfEpoch, is_split, stop_noting, warn_of_same_samples
 from hpcdl.scripts.fit.settings import settings_of_model, warn_of_other_settings
 from hpcdl.scripts.fit.variables import CombinedVariables, fixed_and_own, shared_variables_of, warn_of_local_variables
 from hpcdl.scripts.process.session import Session, is_initialized, is_rank, session
@@ -46,6 +46,10 @@ if TYPE_CHECKING:
 
 _EPOCHS, _WEIGHTS = ("epochs", "initial_epoch"), "class_weight"
 """Arguments of `fit` that ranks must have alike."""
+_FEW_OUTPUTS = 32
+"""Predictions of so few samples are not compared: they are looks at single ones, or actions."""
+_MOST_OUTPUT_BYTES, _CHUNK = 2**27, 2**16
+"""Larger outputs are not compared: reading them again would take too long. Values to take at once."""
 _OF_RECORD = {
     **{
         prefix + name: f"{prefix}accuracy"
@@ -323,6 +327,7 @@ def follow_fits() -> None:
     keras.optimizers.LossScaleOptimizer.__init__ = _never_around(keras.optimizers.LossScaleOptimizer.__init__)
     keras.Model.fit = _fit_over_ranks(keras.Model.fit)
     keras.Model.evaluate = _evaluation_apart(keras.Model.evaluate)
+    keras.Model.predict = _noting_predictions(keras.Model.predict)
     set_plain_model = keras.callbacks.CallbackList.set_model
 
     def set_model(self: Any, model: Any) -> None:
@@ -369,17 +374,55 @@ def _evaluation_apart(plain: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(plain)
     def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        user_callbacks = signature.bind(self, *args, **kwargs).arguments.get("callbacks")
+        given = signature.bind(self, *args, **kwargs).arguments
+        user_callbacks = given.get("callbacks")
         if isinstance(user_callbacks, keras.callbacks.CallbackList):  # the validation of a fit
             return plain(self, *args, **kwargs)
         with apart_from_fit(self):
             results = plain(self, *args, **kwargs)
         covers_all = any(isinstance(one, AgreeOverRanks) for one in tf.nest.flatten(user_callbacks))
-        if is_rank() and not covers_all and group_of_fit(self) is session().group:
-            session().evaluations.add([float(numpy.sum(value)) for value in tf.nest.flatten(results)])
+        if not covers_all and _is_of_all_ranks(self):
+            numbers = [float(numpy.sum(value)) for value in tf.nest.flatten(results)]
+            session().evaluations.add(numbers, split=is_split(given.get("x")))
         return results
 
     return evaluate
+
+
+def _noting_predictions(plain: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(plain)
+
+    @functools.wraps(plain)
+    def predict(self: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = plain(self, *args, **kwargs)
+        flat = [numpy.asarray(one) for one in tf.nest.flatten(outputs)]
+        known = {one.dtype.kind for one in flat} <= set("fiu") and sum(one.nbytes for one in flat) <= _MOST_OUTPUT_BYTES
+        if flat and len(flat[0]) > _FEW_OUTPUTS and known and _is_of_all_ranks(self):
+            done = session().communicator.monitor.script_steps.done
+            split = is_split(signature.bind(self, *args, **kwargs).arguments.get("x"))
+            session().evaluations.add_predictions(_marks_of(flat), done, split=split)
+        return outputs
+
+    return predict
+
+
+def _marks_of(outputs: Sequence[Any]) -> list[float]:
+    """Return numbers that are the same for the same outputs in any order, and others for other outputs."""
+    marks = [float(len(outputs[0]))]
+    for one in outputs:
+        values = one.reshape(-1)
+        # Not sums: those of a softmax are the number of samples.
+        sums = numpy.zeros(2)
+        for start in range(0, len(values), _CHUNK):
+            squares = values[start : start + _CHUNK].astype(numpy.float64) ** 2
+            sums += squares.sum(), squares @ squares
+        marks += (sums / max(len(values), 1)).tolist()
+    return marks
+
+
+def _is_of_all_ranks(model: Any) -> bool:
+    """Return whether this process is a rank, and all ranks train `model`."""
+    return is_rank() and group_of_fit(model) is session().group
 
 
 def _with_own(given: Any, model: Any, group: ScriptGroup, arguments: Mapping[str, Any]) -> Any:

@@ -115,6 +115,56 @@ def test_an_evaluation_of_a_ranks_own_samples_is_named(
     assert len(lines) == len(words) == len(noted)
 
 
+PREDICTS = """
+import sys, hpcdl
+hpcdl.init()
+import keras, numpy as np, tensorflow as tf
+how, rank = sys.argv[1], hpcdl.rank()
+x = np.random.default_rng(3).normal(size=(128, 4))
+y = np.eye(3)[(x[:, :2] > 0).sum(1)]
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "softmax")])
+model.compile(hpcdl.DistributedOptimizer("sgd"), "categorical_crossentropy")
+data = hpcdl.dataset(tf.data.Dataset.from_tensor_slices((x, y)), batch_size=8)
+part = slice(rank, None, 2)
+kept = [keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: model.predict(x[part], verbose=0))]
+model.predict(x[part], verbose=0)  # a target, perhaps: training follows
+model.fit(data, epochs=2, verbose=0, callbacks=kept if how == "in an epoch" else [])
+if how == "a part":
+    model.predict(x[part], verbose=0)
+elif how == "a part on rank 0" and rank == 0:
+    model.evaluate(data, verbose=0)
+    model.predict(data, verbose=0)
+elif how == "the whole":
+    model.predict(x[np.random.default_rng(rank).permutation(128)], verbose=0)
+elif how == "gathered":
+    hpcdl.allgather(model.predict(x[part], verbose=0))
+elif how == "kept":
+    np.save(f"own{rank}", model.predict(x[part], verbose=0))
+elif how == "an action":
+    model.predict(x[part][:16], verbose=0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "functions"),
+    [
+        ("a part", ["predict"]),
+        pytest.param("in an epoch", ["predict"], marks=pytest.mark.long),
+        pytest.param("a part on rank 0", ["evaluate", "predict"], marks=pytest.mark.long),
+        *(pytest.param(how, [], marks=pytest.mark.long) for how in ("the whole", "gathered", "kept", "an action")),
+    ],
+)
+def test_predictions_of_a_ranks_own_samples_are_named(
+    session_hpcdl: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, functions: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text(PREDICTS)
+    ended = session_hpcdl(["run", "--ranks", "2", "--run-dir", tmp_path / "run", tmp_path / "script.py", how])
+    assert ended.code == 0, ended.err
+    lines = [line for line in ended.err.splitlines() if "warning: model." in line]
+    assert [line.split("warning: model.")[1].split()[0] for line in lines] == functions, ended.err
+
+
 CALLS = """
 import sys, hpcdl
 hpcdl.init()

@@ -63,7 +63,7 @@ def warn_of_same_samples(group: ScriptGroup, model: Any, data: Any) -> SamplesOf
         return None
     arrays = _arrays_of(data)
     own_sketch = _sketch(arrays)
-    comes = own_sketch is None and data is not None and not arrays and not _is_split(data)
+    comes = own_sketch is None and data is not None and not arrays and not is_split(data)
     rows = group.messages.allgather_json([own_sketch, comes, standardised(arrays)])
     sketches, come, scaled = zip(*rows, strict=True)
     if all(sketch is not None for sketch in sketches):
@@ -225,11 +225,11 @@ def _arrays_of(data: Any) -> list[Array]:
     return plain if all(array.dtype.kind in "biufc" for array in plain) else []
 
 
-def _is_split(data: Any) -> bool:
+def is_split(data: Any) -> bool:
     """Return whether a data set is split among ranks somewhere, as hpcdl.dataset does."""
     if not isinstance(data, tf.data.Dataset):
         return False
-    return _kind(data) == "Shard" or any(_is_split(stage) for stage in data._inputs())
+    return _kind(data) == "Shard" or any(is_split(stage) for stage in data._inputs())
 
 
 def _kind(stage: Any) -> str:

@@ -1,46 +1,99 @@
-"""Find evaluations outside `fit` that gave each rank the numbers of its own samples."""
+"""Find evaluations and predictions outside `fit` that gave each rank the numbers of its own samples."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hpcdl.core.protocols import Communicator
+    from hpcdl.comm.observed import Observed
 
 _MOST = 100
-"""Evaluations of a script whose results are compared at its end."""
-_ALIKE = 1e-3
+"""Calls of a script whose results are compared at its end."""
+EVALUATE, PREDICT = "model.evaluate", "model.predict"
+_ALIKE = {EVALUATE: 1e-3, PREDICT: 1e-4}
 """Relative difference of two ranks' results on the same samples."""
+_REMEDIES = {
+    EVALUATE: "callbacks=[hpcdl.callbacks()] on every rank makes it cover those of all ranks",
+    PREDICT: "hpcdl.allgather(outputs) on every rank gives the outputs of all",
+}
 
 
 class Evaluations:
-    """What `model.evaluate` returned outside hpcdl.callbacks(), until the script combines numbers over the ranks."""
+    """What a script's own evaluations and predictions returned, until it combines numbers over the ranks.
 
-    def __init__(self) -> None:
-        self._results: list[list[float]] = []
+    `num_written` returns the number of files that this rank's script has written. Without it predictions are not noted:
+    a rank may keep those of its own samples.
+    """
 
-    def add(self, numbers: list[float]) -> None:
-        """Note the results of an evaluation that covers this rank's samples alone."""
-        if len(self._results) < _MOST:
-            self._results.append(numbers)
+    def __init__(self, num_written: Callable[[], int] | None = None) -> None:
+        self._num_written = num_written
+        self._results: dict[str, list[Any]] = {}
+        self._since = 0, 0
+        """Steps before the last predictions, and files written before the last one."""
+
+    def add(self, numbers: list[float], *, split: bool) -> None:
+        """Note the results of an evaluation of this rank's samples alone. `split`: the ranks divide a data set."""
+        self._add(EVALUATE, numbers, split)
+
+    def add_predictions(self, numbers: list[float], num_steps: int, *, split: bool) -> None:
+        """Note what describes the outputs of a prediction, after `num_steps` steps.
+
+        Later steps forget them: they may have been targets, as in reinforcement learning.
+        """
+        if self._num_written is None:
+            return
+        if num_steps != self._since[0]:
+            self._results.pop(PREDICT, None)
+        self._since = num_steps, self._num_written()
+        self._add(PREDICT, numbers, split)
+
+    def _add(self, function: str, numbers: list[float], split: bool) -> None:
+        results = self._results.setdefault(function, [])
+        if len(results) < _MOST:
+            results.append([split, numbers])
 
     def clear(self) -> None:
         """Forget the results so far."""
         self._results.clear()
 
-    def warning(self, communicator: Communicator) -> str:
-        """Return the warning that evaluations deserve if all ranks had as many and one differs. Collective."""
-        by_rank = communicator.allgather_json(self._results)
-        if len({len(row) for row in by_rank}) > 1:  # one rank alone evaluated, which may have all samples
-            return ""
-        for first, *others in zip(*by_rank, strict=True):
-            for rank, other in enumerate(others, 1):
-                for one, two in zip(first, other, strict=False):
-                    unknown = math.isnan(one) or math.isnan(two)
-                    if not unknown and not math.isclose(one, two, rel_tol=_ALIKE, abs_tol=_ALIKE**2):
-                        return (
-                            f"model.evaluate gave {one:.4g} on rank 0 and {two:.4g} on rank {rank}: each is of that "
-                            "rank's samples alone; callbacks=[hpcdl.callbacks()] makes it cover those of all ranks"
-                        )
-        return ""
+    def warnings(self, communicator: Observed) -> list[str]:
+        """Return the warnings that the ranks' results deserve. Collective."""
+        num_steps, num_written = self._since
+        if num_steps != communicator.monitor.script_steps.done:
+            self._results.pop(PREDICT, None)
+        kept = self._num_written is not None and self._num_written() > num_written
+        rows = communicator.allgather_json([self._results, kept])
+        texts = [_verdict(EVALUATE, [row.get(EVALUATE, []) for row, _ in rows])]
+        if not all(kept for _, kept in rows):
+            texts.append(_verdict(PREDICT, [row.get(PREDICT, []) for row, _ in rows]))
+        return [text for text in texts if text]
+
+
+def _verdict(function: str, by_rank: Sequence[Sequence[Any]]) -> str:
+    """Return the warning about a function's results on the ranks, or nothing."""
+    if len({len(row) for row in by_rank}) > 1:  # one rank alone has called it, and may have all samples
+        parted = [rank for rank, row in enumerate(by_rank) if any(split for split, _ in row)]
+        return (
+            f"{function} on rank {parted[0]} used its part of a data set that the ranks divide, so numbers from it are "
+            f"of that part alone; {_REMEDIES[function]}"
+            if parted
+            else ""
+        )
+    for (_, first), *others in zip(*by_rank, strict=True):
+        for rank, (_, other) in enumerate(others, 1):
+            for one, two in zip(first, other, strict=False):
+                if not _alike(one, two, _ALIKE[function]):
+                    gave = (
+                        f"gave {one:.4g} on rank 0 and {two:.4g} on rank {rank}: each is of that rank's samples alone"
+                    )
+                    if function == PREDICT:
+                        gave = f"gave rank {rank} other outputs than rank 0: numbers from them are of its samples alone"
+                    return f"{function} {gave}; {_REMEDIES[function]}"
+    return ""
+
+
+def _alike(one: float, two: float, tolerance: float) -> bool:
+    unknown = math.isnan(one) or math.isnan(two)
+    return unknown or math.isclose(one, two, rel_tol=tolerance, abs_tol=tolerance**2)

@@ -147,8 +147,8 @@ class ProcessEnd:
     last: Observed
     """A communicator of the same ranks, only for leaving together."""
     watch: Watchdog
-    warning: Callable[[Observed], str] = lambda _: ""
-    """Returns what to warn of once every rank's script is over, or nothing. Collective."""
+    warnings: Callable[[Observed], list[str]] = lambda _: []
+    """Returns what to warn of once every rank's script is over. Collective."""
     exit_called: tuple[int, float] | None = None
     """The code of the last SystemExit, and the time of its creation."""
 
@@ -240,8 +240,9 @@ class ProcessEnd:
 
     def _leave(self, called: str) -> None:
         leave_together(self.last, self.watch, called=called)
-        if (text := self.warning(self.last)) and self.communicator.rank == 0:
-            sys.stderr.write(f"hpcdl: warning: {text}\n")
+        texts = self.warnings(self.last)
+        if self.communicator.rank == 0:
+            sys.stderr.writelines(f"hpcdl: warning: {text}\n" for text in texts)
 
 
 def leave_as_fork(error: BaseException | None) -> NoReturn:

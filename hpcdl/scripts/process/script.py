@@ -28,6 +28,7 @@ from hpcdl.run import rundir
 from hpcdl.run.ended import verdict
 from hpcdl.run.listing import script_way_back
 from hpcdl.scripts.process import session
+from hpcdl.scripts.process.evaluations import Evaluations
 from hpcdl.scripts.process.exit import (
     called_in,
     exit_code_of,
@@ -112,9 +113,16 @@ def execute(
     hosts = list(watch.hosts.values())
     group = ScriptGroup(communicator)
     folder = watch.folder if communicator.size > 1 else None
-    here = session.Session(communicator=communicator, group=group, hosts=hosts, folder=folder, run=run)
-    session.adopt(here)
     last, written = communicator.duplicate(), WrittenFiles()
+    here = session.Session(
+        communicator=communicator,
+        group=group,
+        hosts=hosts,
+        folder=folder,
+        run=run,
+        evaluations=Evaluations(lambda: written.number),
+    )
+    session.adopt(here)
     run.begin(last)
     with recording(injection.trace_beside(config.run.trace), last, run_dir):
         communicator.monitor.doing("running the script")
@@ -125,7 +133,7 @@ def execute(
             run.finish_work()
         if communicator.size > 1:
             leave_together(last, watch, called=called)
-            for text in filter(None, (*written.warnings(last, run_dir), here.evaluations.warning(last))):
+            for text in (*written.warnings(last, run_dir), *here.evaluations.warnings(last)):
                 run.warnings.append(text)
                 if last.rank == 0:
                     watch.actions.log(f"warning: {text}")

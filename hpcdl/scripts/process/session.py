@@ -89,7 +89,7 @@ def init(stall_timeout_s: float = 300.0) -> None:
             communicator=joined,
             last=joined.duplicate(),
             watch=_watched(joined, stall_timeout_s),
-            warning=evaluations.warning,
+            warnings=evaluations.warnings,
         )
         folder = process_end.watch.folder
         process_end.install()

@@ -58,6 +58,11 @@ class WrittenFiles:
             if letter in mode and len(files) < _MOST_FILES:
                 files.add(str(Path(os.fsdecode(file)).absolute()))  # the script may change its folder
 
+    @property
+    def number(self) -> int:
+        """How many files were noted."""
+        return len(self._written) + len(self._appended)
+
     def warnings(self, communicator: Communicator, run_dir: Path) -> list[str]:
         """Return the warnings that files of several ranks deserve. Collective."""
         appended = {path for path in self._appended - self._written if Path(path).suffix != _LOG}

@@ -291,6 +291,8 @@ class AgreeOverRanks(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Give the model its own metrics back; what rank 0's checkpoints have found best is known to all."""
         self._end_alike()
+        if self._epoch + 1 < (self.params or {}).get("epochs", 0):
+            session().last_looks.clear()  # steps that a callback has cut short say nothing about a schedule's length
         bests_by_rank = self._communicator.allgather_json(
             [None if checkpoint.best is None else float(checkpoint.best) for checkpoint in self.checkpoints]
         )

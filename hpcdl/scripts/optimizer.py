@@ -36,13 +36,14 @@ from hpcdl.scripts.exchange import (
     scaled_by,
 )
 from hpcdl.scripts.existing import existing_alike
+from hpcdl.scripts.fit.learning_rate import look_at_schedule
 from hpcdl.scripts.fit.model import LATE_SCALE, leaves_of, scales, set_own
 from hpcdl.scripts.fit.settings import warn_of_other_settings
 from hpcdl.scripts.own_weights import CenterExchange
 from hpcdl.scripts.periodic import PeriodicExchange
 from hpcdl.scripts.process.group import ScriptGroup
 from hpcdl.scripts.process.measure import use_kernels_of_launch
-from hpcdl.scripts.process.session import warn_once
+from hpcdl.scripts.process.session import session, warn_once
 from hpcdl.scripts.process.undistributed import note_distributed
 from hpcdl.step.keras_internals import CLIP, UPDATE, accumulators_of, trained_by
 from hpcdl.strategies.base.graph import call_python
@@ -106,6 +107,8 @@ def DistributedOptimizer(  # noqa: N802  as Keras names
     use_kernels_of_launch()
     note_distributed()
     _begin_alike(chosen, group)
+    for leaf in leaves_of(chosen):
+        look_at_schedule(leaf, session().last_looks, group.size)
     _warn_if_slow(group)
     if moves_own_weights(info):
         return _with_own_weights(chosen, settings, group, backward_passes_per_step)

@@ -165,6 +165,49 @@ def test_predictions_of_a_ranks_own_samples_are_named(
     assert [line.split("warning: model.")[1].split()[0] for line in lines] == functions, ended.err
 
 
+DECAYS = """
+import sys, hpcdl
+hpcdl.init()
+import keras, numpy as np, tensorflow as tf
+kind, how = sys.argv[1:3]
+x, y = np.random.default_rng(3).normal(size=(2, 250, 4)).astype("float32")
+data = hpcdl.dataset(tf.data.Dataset.from_tensor_slices((x, y)), batch_size=8)
+steps = 4 * (250 // 8) // (hpcdl.size() if how == "of a rank" else 1)
+schedule = getattr(keras.optimizers.schedules, kind)(0.1, steps, **({"decay_rate": 0.9} if "Exp" in kind else {}))
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+optimizer = hpcdl.DistributedOptimizer(keras.optimizers.SGD(schedule))
+model.compile(optimizer, "mse")
+if how == "loop":
+    for _ in range(4):
+        for inputs, targets in data:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(inputs) - targets) ** 2)
+            optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_weights), model.trainable_weights))
+else:
+    stop = [keras.callbacks.EarlyStopping("loss", min_delta=100, patience=3)]
+    model.fit(data, epochs=8 if how == "stopped" else 4, verbose=0, callbacks=stop if how == "stopped" else [])
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "number"),
+    [
+        ("CosineDecay", "of one process", 1),
+        pytest.param("PolynomialDecay", "loop", 1, marks=pytest.mark.long),
+        pytest.param("CosineDecay", "of a rank", 0, marks=pytest.mark.long),
+        pytest.param("CosineDecay", "stopped", 0, marks=pytest.mark.long),
+        pytest.param("ExponentialDecay", "of one process", 0, marks=pytest.mark.long),
+    ],
+)
+def test_a_schedule_for_the_steps_of_one_process_is_named(
+    session_hpcdl: CommandLine, tmp_path: Path, kind: str, how: str, number: int
+) -> None:
+    (tmp_path / "script.py").write_text(DECAYS)
+    ended = session_hpcdl(["run", "--ranks", "2", "--run-dir", tmp_path / "run", tmp_path / "script.py", kind, how])
+    assert ended.code == 0, ended.err
+    assert ended.err.count("changes the learning rate over 124 steps, and each of 2 ranks took 60") == number
+
+
 CALLS = """
 import sys, hpcdl
 hpcdl.init()

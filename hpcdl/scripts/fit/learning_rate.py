@@ -147,3 +147,32 @@ def learning_rate_warmup(epochs: float, *, initial_rate: float | None = None) ->
         raise UsageError(f"learning_rate_warmup({epochs}): give a number of epochs above 0")
     first = 1 / size()
     return LearningRate(lambda passed: first + (1 - first) * min(passed / epochs, 1.0), initial_rate)
+
+
+_END_WITH_TRAINING = (keras.optimizers.schedules.CosineDecay, keras.optimizers.schedules.PolynomialDecay)
+"""Schedules that are made for all steps of a training."""
+_MOST_OPTIMIZERS = 100
+"""Optimizers of a script whose schedules are looked at."""
+_AS_LONG = 0.1
+"""Largest difference of the steps of all ranks and of a schedule: ranks drop the remainders of epochs."""
+
+
+def look_at_schedule(optimizer: Any, looks: list[Callable[[], str]], num_ranks: int) -> None:
+    """Have the steps of an optimizer's own schedule compared with those it has taken, when the script is over."""
+    schedule = rate_variable(optimizer)
+    if num_ranks == 1 or not isinstance(schedule, _END_WITH_TRAINING) or len(looks) >= _MOST_OPTIMIZERS:
+        return
+    iterations = optimizer.iterations  # not the optimizer, which would keep its variables in memory
+
+    def look() -> str:
+        length = schedule.decay_steps + getattr(schedule, "warmup_steps", 0)
+        taken = int(iterations.numpy())
+        if getattr(schedule, "cycle", False) or not math.isclose(taken * num_ranks, length, rel_tol=_AS_LONG):
+            return ""
+        return (
+            f"{type(schedule).__name__} changes the learning rate over {length} steps, and each of {num_ranks} ranks "
+            f"took {taken}: the rate stopped on its way; give it steps of a rank, those of one process divided by "
+            "hpcdl.size()"
+        )
+
+    looks.append(look)

@@ -133,7 +133,7 @@ def execute(
             run.finish_work()
         if communicator.size > 1:
             leave_together(last, watch, called=called)
-            for text in (*written.warnings(last, run_dir), *here.evaluations.warnings(last)):
+            for text in (*written.warnings(last, run_dir), *here.last_warnings(last)):
                 run.warnings.append(text)
                 if last.rank == 0:
                     watch.actions.log(f"warning: {text}")

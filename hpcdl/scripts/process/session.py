@@ -12,8 +12,8 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,12 @@ class Session:
     process_end: ProcessEnd | None = None
     run: ScriptRun | None = None
     evaluations: Evaluations = field(default_factory=Evaluations)
+    last_looks: list[Callable[[], str]] = field(default_factory=list)
+    """Functions that return a warning when the script is over, or nothing."""
+
+    def last_warnings(self, communicator: Observed) -> list[str]:
+        """Return what to warn of once every rank's script is over. Collective."""
+        return [*self.evaluations.warnings(communicator), *filter(None, (look() for look in self.last_looks))]
 
 
 _sessions: list[Session] = []
@@ -83,13 +89,13 @@ def init(stall_timeout_s: float = 300.0) -> None:
         return
     process = placement() or ALONE
     joined = join(process)
-    process_end, folder, evaluations = None, None, Evaluations()
+    process_end, folder = None, None
     if process.size > 1:
         process_end = ProcessEnd(
             communicator=joined,
             last=joined.duplicate(),
             watch=_watched(joined, stall_timeout_s),
-            warnings=evaluations.warnings,
+            warnings=lambda last: here.last_warnings(last),
         )
         folder = process_end.watch.folder
         process_end.install()
@@ -98,7 +104,7 @@ def init(stall_timeout_s: float = 300.0) -> None:
     _settle_forks(process)
     watch_training(process.size, functools.partial(_warn, joined.rank), is_initialized, under_run=False)
     here = Session(communicator=joined, group=group, hosts=hosts, folder=folder, process_end=process_end)
-    _sessions.append(replace(here, evaluations=evaluations))
+    _sessions.append(here)
 
 
 SAME_SAMPLES = "the same samples"

@@ -13,7 +13,7 @@ import tensorflow as tf
 from hpcdl.core.errors import UsageError
 from hpcdl.scripts.fit import samples
 from hpcdl.scripts.fit.samples import SamplesOfEpoch, SamplesOfLoop, _sketch, note_samples, stop_noting, verdict
-from hpcdl.scripts.fit.scaling import standardised
+from hpcdl.scripts.fit.scaling import scaling_of
 from hpcdl.scripts.process.group import ScriptGroup
 
 SAME, SOME, NOTHING = "every rank was given the same", "some samples were given to several ranks", ""
@@ -180,6 +180,11 @@ def standard(part: np.ndarray, axis: int | tuple[int, ...] | None = 0) -> np.nda
     return (part - part.mean(axis, keepdims=True)) / part.std(axis, keepdims=True)
 
 
+def ranged(part: np.ndarray, axis: int | tuple[int, ...] | None = 0, low: int = 0) -> np.ndarray:
+    least, most = part.min(axis, keepdims=True), part.max(axis, keepdims=True)
+    return low + (1 - low) * (part - least) / (most - least)
+
+
 TABLE = np.random.default_rng(3).normal(3, 2, (400, 5)).astype("float32")
 IMAGES = np.random.default_rng(3).random((40, 6, 6, 3)).astype("float32")
 
@@ -199,10 +204,22 @@ IMAGES = np.random.default_rng(3).random((40, 6, 6, 3)).astype("float32")
         ),  # they are the same samples
         ([standard(IMAGES[rank::2], (1, 2, 3)) for rank in range(2)], False),  # each picture by itself
         ([standard(TABLE[rank::2], 1) for rank in range(2)], False),
+        ([ranged(TABLE[rank::2]) for rank in range(2)], True),
+        ([ranged(TABLE[rank::2], low=-1) for rank in range(2)], True),
+        ([ranged(TABLE[rank::2, 1]) for rank in range(2)], True),
+        ([ranged(IMAGES[rank::2], (0, 1, 2)) for rank in range(2)], True),
+        ([ranged(IMAGES, (0, 1, 2))[rank::2] for rank in range(2)], False),
+        ([ranged(np.random.default_rng(3).random((400, 40)))[rank::2] for rank in range(2)], False),
+        ([ranged(TABLE[rank::2], 1) for rank in range(2)], False),  # each sample by itself
+        ([ranged(np.round(TABLE[rank::2])) for rank in range(2)], False),  # such as counts
+        ([ranged(IMAGES)[rank::2] for rank in range(2)], False),
+        ([(np.round(IMAGES[rank::2] * 255) / 255) for rank in range(2)], False),
+        ([np.sort(TABLE[rank::2]).clip(0, 1) for rank in range(2)], False),
+        ([np.random.default_rng(rank).integers(0, 2, (32, 3)) * 1.0 for rank in range(2)], False),
         ([np.where(np.arange(64).reshape(32, 2) % 2, 1.0, -1.0) * sign for sign in (1, -1)], False),
     ],
 )
-def test_parts_that_each_rank_has_standardised_are_named(parts: list[np.ndarray], warned: bool) -> None:
+def test_parts_that_each_rank_has_scaled_are_named(parts: list[np.ndarray], warned: bool) -> None:
     said: list[str] = []
 
     class Two:
@@ -213,9 +230,9 @@ def test_parts_that_each_rank_has_standardised_are_named(parts: list[np.ndarray]
             return self.kept.setdefault(key, make())
 
         def allgather_json(self, own: Any) -> list[Any]:
-            return [own, own if isinstance(own, bool) else [_sketch(parts[1:]), False, standardised(parts[1:])]]
+            return [own, own if isinstance(own, bool) else [_sketch(parts[1:]), False, scaling_of(parts[1:])]]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hpcdl.scripts.fit.samples.warn_once", lambda group, key, warning: said.append(warning))
         samples.warn_of_same_samples(Two(), object(), parts[0])  # type: ignore[arg-type]
-    assert any("so each rank standardised its own part" in text for text in said) == warned
+    assert any("rank standardised its own" in text or "rank scaled its own" in text for text in said) == warned

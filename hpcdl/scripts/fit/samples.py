@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import tensorflow as tf
 
-from hpcdl.scripts.fit.scaling import WARNING, standardised
+from hpcdl.scripts.fit.scaling import scaling_alike, scaling_of
 from hpcdl.scripts.process.session import SAME_SAMPLES, warn_once
 from hpcdl.strategies.base.graph import call_python
 
@@ -64,13 +64,13 @@ def warn_of_same_samples(group: ScriptGroup, model: Any, data: Any) -> SamplesOf
     arrays = _arrays_of(data)
     own_sketch = _sketch(arrays)
     comes = own_sketch is None and data is not None and not arrays and not is_split(data)
-    rows = group.messages.allgather_json([own_sketch, comes, standardised(arrays)])
+    rows = group.messages.allgather_json([own_sketch, comes, scaling_of(arrays)])
     sketches, come, scaled = zip(*rows, strict=True)
     if all(sketch is not None for sketch in sketches):
         if text := verdict(sketches):
             warn_once(group, SAME_SAMPLES, text)
-        elif all(scaled):
-            warn_once(group, "samples scaled by each rank", WARNING)
+        elif text := scaling_alike(scaled):
+            warn_once(group, "samples scaled by each rank", text)
     begins, first[0] = first[0], False
     if not all(come) or not begins:
         return None

@@ -1,20 +1,20 @@
-"""Whether each rank has standardised its own part of the samples, by a mean and a deviation of its own.
+"""Whether each rank has scaled its own part of the samples: by a mean and a deviation, or a range, of its own.
 
-One model then gets numbers of different meaning. Of samples that were standardised before they were divided no part has
-exactly the mean 0 and the deviation 1.
+One model then gets numbers of different meaning. Of samples that were scaled before they were divided no part has
+exactly the mean 0 and the deviation 1, and one part alone has a column's smallest or largest number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
 
-_LEAST_ROWS = 8
+_LEAST_ROWS, _LEAST_ROWS_OF_RANGE = 8, 16
 _MOST_COLUMNS = 64
 """Columns of a table to look at."""
 _MOST_BYTES = 2**27
@@ -23,15 +23,51 @@ _CHUNK_ROWS = 1 << 16
 _ROUNDING, _OF_ROW = 2e-5, 1e-3
 """Largest means and differences of variances that count as 0: of many values, and of the few of a sample."""
 
-WARNING = (
+_LEAST_DIFFERENT = 0.9
+"""Share of a column's numbers that differ if they are measured, and no classes or counts."""
+_STANDARDISED = (
     "each rank's samples have exactly the mean 0 and the standard deviation 1, so each rank standardised its own part; "
     "use the mean and deviation of all samples on every rank"
 )
+_RANGED = (
+    "each rank's samples have a column whose smallest number is exactly {}, and whose largest is 1: each rank scaled "
+    "its own part; use the minimum and maximum of all samples on every rank"
+)
 
 
-def standardised(arrays: Sequence[Array]) -> bool:
-    """Return whether an array has the mean 0 and the deviation 1, in every column or channel or as a whole."""
-    return any(_is_standardised(array) for array in arrays)
+def scaling_of(arrays: Sequence[Array]) -> list[list[Any]]:
+    """Return how these arrays may have been scaled by their own numbers, as `scaling_alike` takes it."""
+    found: list[list[Any]] = [[_STANDARDISED]] if any(_is_standardised(array) for array in arrays) else []
+    return found + [
+        [_RANGED.format(low), index, *which] for index, one in enumerate(arrays) for low, *which in _ranged(one)
+    ]
+
+
+def scaling_alike(by_rank: Sequence[Sequence[Sequence[Any]]]) -> str:
+    """Return the warning if the arrays of every rank were scaled by their own numbers, or nothing."""
+    common = [one for one in by_rank[0] if all(one in found for found in by_rank)]
+    return str(common[0][0]) if common else ""
+
+
+def _ranged(array: Array) -> list[tuple[int, int]]:
+    """Return the columns or channels of measured numbers that one number 0 or -1, and one number 1, are the ends of.
+
+    If all ranks have scaled alike, one rank alone has such an end of a column. The first item is the 0 or -1.
+    """
+    if array.dtype.kind != "f" or len(array) < _LEAST_ROWS_OF_RANGE or not 0 < array.nbytes <= _MOST_BYTES:
+        return []
+    columns = array.reshape(-1, array.shape[-1] if array.ndim > 1 else 1)[:, :_MOST_COLUMNS]
+    lows, highs = columns.min(0), columns.max(0)
+    found = []
+    for index, (low, high) in enumerate(zip(lows.tolist(), highs.tolist(), strict=True)):
+        if abs(high - 1) > _ROUNDING or min(abs(low), abs(low + 1)) > _ROUNDING:
+            continue
+        column = columns[:, index]
+        alone = numpy.count_nonzero(column <= lows[index]) == numpy.count_nonzero(column >= highs[index]) == 1
+        some = column[:_CHUNK_ROWS]
+        if alone and len(numpy.unique(some)) >= _LEAST_DIFFERENT * len(some):
+            found.append((round(low), index))
+    return found
 
 
 def _is_standardised(array: Array) -> bool:

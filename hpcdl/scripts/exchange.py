@@ -31,7 +31,7 @@ from hpcdl.scripts.fit.loop_sums import LoopSums
 from hpcdl.scripts.fit.model import batch_of_loop, note_calls, rows_of_batch, rows_of_call
 from hpcdl.scripts.fit.samples import SamplesOfLoop
 from hpcdl.scripts.process.exit import after_updates
-from hpcdl.scripts.process.session import SAME_SAMPLES, note_strategy, session, warn_once
+from hpcdl.scripts.process.session import DIFFERENT_SAMPLES, SAME_SAMPLES, note_strategy, session, warn_once
 from hpcdl.scripts.process.undistributed import note_exchange
 from hpcdl.step.layers import layers_of
 from hpcdl.strategies.allreduce.compression import Wire
@@ -509,8 +509,8 @@ def look_for_same_samples(group: ScriptGroup, values: Array, *, moved: bool, bat
             warn_once(
                 group,
                 SAME_SAMPLES,
-                f"all ranks {what}, as if each had the same samples: give them different ones, with hpcdl.dataset or "
-                "x[hpcdl.rank() :: hpcdl.size()]",
+                f"all ranks {what}, as if each had the same samples: give them different ones, with "
+                f"{DIFFERENT_SAMPLES}",
             )
 
 

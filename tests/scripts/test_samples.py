@@ -32,7 +32,8 @@ def rows(number: int, repeats: int = 1) -> np.ndarray:
 def test_parts_of_one_order_or_of_several(size: int, number: int) -> None:
     whole = rows(number)
     orders = [np.random.default_rng(rank).permutation(number) for rank in range(size)]
-    assert said([whole[order] for order in orders]).startswith(f"{SAME} {number} samples")
+    text = said([whole[order] for order in orders])
+    assert text.startswith(f"{SAME} {number} samples") and "set_random_seed(1 + hpcdl.rank())" in text
     assert said([whole[orders[0]][rank::size] for rank in range(size)]) == NOTHING
     mixed = [whole[order][rank::size] for rank, order in enumerate(orders)]
     assert said(mixed).startswith(SOME)

@@ -16,7 +16,7 @@ import numpy
 import tensorflow as tf
 
 from hpcdl.scripts.fit.scaling import scaling_alike, scaling_of
-from hpcdl.scripts.process.session import SAME_SAMPLES, warn_once
+from hpcdl.scripts.process.session import DIFFERENT_SAMPLES, SAME_SAMPLES, warn_once
 from hpcdl.strategies.base.graph import call_python
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def verdict(by_rank: Sequence[Sequence[Any]]) -> str:
     if all((other, other_total) == (number, total) for other, other_total, *_ in by_rank):
         return (
             f"every rank was given the same {number} samples, so an epoch takes each {len(by_rank)} times; give ranks "
-            "different ones, with hpcdl.dataset or x[hpcdl.rank() :: hpcdl.size()]"
+            f"different ones, with {DIFFERENT_SAMPLES}"
         )
     full = [keys[-1] for *_, keys in by_rank if len(keys) == _MOST_KEYS]
     bound = min(full, default=2**64)  # a full sketch says nothing about larger keys

@@ -109,6 +109,11 @@ def init(stall_timeout_s: float = 300.0) -> None:
 
 SAME_SAMPLES = "the same samples"
 """Key of the warning that ranks have the same samples, which is given once, however that was noticed."""
+DIFFERENT_SAMPLES = (
+    "hpcdl.dataset or x[hpcdl.rank() :: hpcdl.size()]; random inputs, such as noise, with "
+    "keras.utils.set_random_seed(1 + hpcdl.rank())"
+)
+"""How to give ranks different samples."""
 
 
 def warn_once(group: ScriptGroup, key: str, text: str) -> None:

@@ -226,7 +226,7 @@ def test_a_script_that_reads_its_input_to_the_end_does_not_wait(session_hpcdl: C
 
 
 WRITES = """
-import hpcdl, json, pathlib
+import hpcdl, json, pathlib, shutil
 hpcdl.init()
 json.dump({}, open("history.json", "w"))
 pathlib.Path(f"own{hpcdl.rank()}.txt").write_text("fine")
@@ -236,6 +236,11 @@ for name in ("results.csv", "training.log", f"own{hpcdl.rank()}.csv"):
     with open(name, "a") as file: file.write("0.5 ")
 temporary = pathlib.Path(f"temporary{hpcdl.rank()}"); temporary.write_text("one rank's")
 temporary.replace("renamed.txt")
+if hpcdl.rank() == 0: pathlib.Path("out").mkdir(); pathlib.Path("out/config.json").write_text("{}")
+pathlib.Path("parts").mkdir(exist_ok=True); pathlib.Path(f"parts/{hpcdl.rank()}").write_text("of a while")
+hpcdl.barrier()
+if hpcdl.rank() == 0: shutil.rmtree("parts")
+else: shutil.rmtree("out"); pathlib.Path("out").mkdir()
 hpcdl.barrier()
 """
 
@@ -261,9 +266,10 @@ def test_a_part_of_a_package_is_run_by_the_file_that_the_refusal_names(
 def test_a_file_that_all_ranks_write_is_named(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "writes.py").write_text(WRITES)
     finished = run(session_hpcdl, tmp_path, "--run-dir", tmp_path / "run", tmp_path / "writes.py")
-    written, appended = [line for line in finished.err.splitlines() if "warning" in line]
+    written, appended, removed = [line for line in finished.err.splitlines() if "warning" in line]
     assert finished.code == 0 and "ranks 0, 1 each wrote history.json, renamed.txt: what one wrote" in written
     assert "ranks 0, 1 each appended to results.csv: it has the lines of each" in appended
+    assert "rank 1 removed out, where rank 0 had written config.json: prepare" in removed
     assert any("history.json" in one for one in json.loads((tmp_path / "run/record.json").read_text())["warnings"])
 
 

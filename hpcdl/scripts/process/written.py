@@ -23,6 +23,8 @@ _MOST_FILES = 1000
 """Files to note on a rank."""
 _LOG = ".log"
 """Files to which ranks may append without a warning: nobody counts their lines."""
+_NO_FOLDER = -1
+"""What Python notes of a rename without descriptors of folders, which hpcdl's own saving for all ranks has."""
 _WROTE = "wrote {}: what one wrote may be lost"
 _APPENDED = "appended to {}: it has the lines of each"
 _REMEDY = "write it on one rank (`if hpcdl.rank() == 0:`), or with the rank in its name"
@@ -34,6 +36,7 @@ class WrittenFiles:
     def __init__(self) -> None:
         self._written: set[str] = set()
         self._appended: set[str] = set()
+        self._removed: set[str] = set()
         self._on = False
 
     @contextlib.contextmanager
@@ -48,15 +51,20 @@ class WrittenFiles:
             self._on = False
 
     def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event not in ("open", "os.rename") or not self._on:
+        if not self._on:
             return
-        # Many scripts write to a temporary name, each rank to one of its own, and rename that.
-        file, mode = (arguments[1], "w") if event == "os.rename" else arguments[:2]
-        if not isinstance(file, str | os.PathLike) or not isinstance(mode, str):
-            return
-        for letter, files in (("w", self._written), ("a", self._appended)):
-            if letter in mode and len(files) < _MOST_FILES:
-                files.add(str(Path(os.fsdecode(file)).absolute()))  # the script may change its folder
+        files = file = None
+        if event == "open":
+            file, mode, _ = arguments
+            known = isinstance(mode, str)
+            files = self._written if known and "w" in mode else self._appended if known and "a" in mode else None
+        elif event == "os.rename" and arguments[3] == _NO_FOLDER:
+            # Many scripts write to a temporary name, each rank to one of its own, and rename that.
+            files, file = self._written, arguments[1]
+        elif event == "shutil.rmtree":
+            files, file = self._removed, arguments[0]
+        if files is not None and len(files) < _MOST_FILES and isinstance(file, str | os.PathLike):
+            files.add(str(Path(os.fsdecode(file)).absolute()))  # the script may change its folder
 
     @property
     def number(self) -> int:
@@ -67,12 +75,12 @@ class WrittenFiles:
         """Return the warnings that files of several ranks deserve. Collective."""
         appended = {path for path in self._appended - self._written if Path(path).suffix != _LOG}
         kept = [_kept(self._written, run_dir), _kept(appended, run_dir)]
-        written_by, appended_by = zip(*communicator.allgather_json(kept), strict=True)
-        return [
-            text
-            for by_rank, what in ((written_by, _WROTE), (appended_by, _APPENDED))
-            if (text := _of_several(by_rank, what))
-        ]
+        again = [path for path in sorted(self._removed) if Path(path).is_dir()]
+        lost = [path for path in sorted(self._written | self._appended) if not Path(path).exists()]
+        rows = communicator.allgather_json([*kept, again, lost])
+        written_by, appended_by, again_by, lost_by = zip(*rows, strict=True)
+        texts = (_of_several(written_by, _WROTE), _of_several(appended_by, _APPENDED), _of_removed(again_by, lost_by))
+        return [text for text in texts if text]
 
 
 def _of_several(by_rank: Sequence[Sequence[Any]], what: str) -> str:
@@ -86,6 +94,20 @@ def _of_several(by_rank: Sequence[Sequence[Any]], what: str) -> str:
         return ""
     (first, *_), files = shared.values(), [os.path.relpath(path) for path in shared]
     return f"ranks {listed(first, 4)} each {what.format(listed(files, 2))}; {_REMEDY}"
+
+
+def _of_removed(again_by: Sequence[Sequence[str]], lost_by: Sequence[Sequence[str]]) -> str:
+    """Return the warning if a rank has removed, and made again, a folder in which another has lost a file."""
+    for rank, folders in enumerate(again_by):
+        for other, files in enumerate(lost_by):
+            for folder in folders:
+                names = [Path(file).name for file in files if Path(file).is_relative_to(folder)]
+                if names and rank != other:
+                    return (
+                        f"rank {rank} removed {os.path.relpath(folder)}, where rank {other} had written "
+                        f"{listed(names, 2)}: prepare folders on rank 0 alone, and call hpcdl.barrier() after it"
+                    )
+    return ""
 
 
 def _kept(paths: set[str], run_dir: Path) -> list[list[Any]]:

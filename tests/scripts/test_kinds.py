@@ -59,6 +59,29 @@ def test_every_way_to_save_is_one_ranks_and_whole(session_hpcdl: CommandLine, tm
     assert finished.out.count("as it should be []") == 2
 
 
+BEST = """
+import hpcdl
+hpcdl.init(60)
+import keras, numpy as np
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+optimizer = hpcdl.DistributedOptimizer("sgd")
+for epoch in range(4):
+    optimizer.apply([np.full(weight.shape, 0.1) for weight in model.weights], model.weights)
+    if epoch in ((0, 2), (0, 1, 3))[hpcdl.rank()]:  # a rank's own validation is better than before
+        model.save_weights("best.weights.h5")
+    model.save("last.keras")
+    if hpcdl.rank() == 0:
+        model.save("of rank 0.keras")
+"""
+
+
+def test_a_model_that_ranks_save_at_different_steps_is_named(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(BEST)
+    finished = succeed(run_script(session_hpcdl, tmp_path / "script.py", ranks=2, cwd=tmp_path))
+    (line,) = [line for line in finished.err.splitlines() if " times and rank 1 " in line]
+    assert "rank 0 saved best.weights.h5 2 times and rank 1 3 times" in line
+
+
 @pytest.mark.long
 def test_a_first_pass_with_a_ranks_own_weights_is_warned_of(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     finished = succeed(run_script(session_hpcdl, HERE / "first_pass_script.py", ranks=2, cwd=tmp_path))

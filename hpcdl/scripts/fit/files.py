@@ -209,6 +209,9 @@ def _writes_now(path: Path) -> bool:
 
 
 def _next_number(path: Path) -> int:
+    here = session()
+    if not here.communicator.monitor.script_steps.counted:  # in a fit one rank's callbacks may write
+        here.saves[str(path)] = here.saves.get(str(path), 0) + 1
     _num_writes[path] = _num_writes.get(path, 0) + 1
     return _num_writes[path]
 

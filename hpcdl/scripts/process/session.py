@@ -23,6 +23,7 @@ from hpcdl.core.storage.disk import remove_folder
 from hpcdl.scripts.process.evaluations import Evaluations
 from hpcdl.scripts.process.exit import ProcessEnd
 from hpcdl.scripts.process.undistributed import watch_training
+from hpcdl.scripts.process.written import of_unequal_saves
 
 if TYPE_CHECKING:
     from hpcdl.cluster.environment import Placement
@@ -47,12 +48,15 @@ class Session:
     process_end: ProcessEnd | None = None
     run: ScriptRun | None = None
     evaluations: Evaluations = field(default_factory=Evaluations)
+    saves: dict[str, int] = field(default_factory=dict)
+    """How often this rank was about to save to each path outside `fit`, which ranks that decide alike do together."""
     last_looks: list[Callable[[], str]] = field(default_factory=list)
     """Functions that return a warning when the script is over, or nothing."""
 
     def last_warnings(self, communicator: Observed) -> list[str]:
         """Return what to warn of once every rank's script is over. Collective."""
-        return [*self.evaluations.warnings(communicator), *filter(None, (look() for look in self.last_looks))]
+        texts = [of_unequal_saves(self.saves, communicator), *(look() for look in self.last_looks)]
+        return [*self.evaluations.warnings(communicator), *filter(None, texts)]
 
 
 _sessions: list[Session] = []

@@ -7,10 +7,11 @@ the script is over.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,20 @@ class WrittenFiles:
         written_by, appended_by, again_by, lost_by = zip(*rows, strict=True)
         texts = (_of_several(written_by, _WROTE), _of_several(appended_by, _APPENDED), _of_removed(again_by, lost_by))
         return [text for text in texts if text]
+
+
+def of_unequal_saves(number_by_path: Mapping[str, int], communicator: Communicator) -> str:
+    """Return the warning if two ranks have saved to one path, but not as often, or nothing. Collective."""
+    first, *others = communicator.allgather_json(dict(itertools.islice(number_by_path.items(), _MOST_FILES)))
+    for rank, other in enumerate(others, 1):
+        for path, number in first.items():
+            if other.get(path, number) != number:
+                return (
+                    f"rank 0 saved {os.path.relpath(path)} {number} times and rank {rank} {other[path]} times, as if "
+                    "each chose the best by a number of its own samples; the last one stays. Choose by "
+                    "hpcdl.allreduce(number), or save behind `if hpcdl.rank() == 0`"
+                )
+    return ""
 
 
 def _of_several(by_rank: Sequence[Sequence[Any]], what: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -380,7 +381,7 @@ def _evaluation_apart(plain: Callable[..., Any]) -> Callable[..., Any]:
         user_callbacks = given.get("callbacks")
         if isinstance(user_callbacks, keras.callbacks.CallbackList):  # the validation of a fit
             return plain(self, *args, **kwargs)
-        with apart_from_fit(self):
+        with apart_from_fit(self), session().evaluations.without_metrics() if is_rank() else contextlib.nullcontext():
             results = plain(self, *args, **kwargs)
         covers_all = any(isinstance(one, AgreeOverRanks) for one in tf.nest.flatten(user_callbacks))
         if not covers_all and _is_of_all_ranks(self):

@@ -28,6 +28,7 @@ from hpcdl.scripts.collectives.tensors import check_traceable, turn_begins, turn
 from hpcdl.scripts.existing import existing_alike, unique
 from hpcdl.scripts.fit.files import save_once
 from hpcdl.scripts.fit.loop_sums import LoopSums
+from hpcdl.scripts.fit.metrics import note_results
 from hpcdl.scripts.fit.model import batch_of_loop, note_calls, rows_of_batch, rows_of_call
 from hpcdl.scripts.fit.samples import SamplesOfLoop
 from hpcdl.scripts.process.exit import after_updates
@@ -287,6 +288,8 @@ class GradientExchange:
             sys.stderr.writelines(f"hpcdl: warning: {_in_python(text)}\n" for text in self._worker.warnings)
         note_strategy(info.name)
         save_once()
+        if group.size > 1:
+            note_results()
         with outside_graphs():  # a function that is traced again refuses new variables
             self._samples = SamplesOfLoop()
         self._sums = note_sums(group, settings)

@@ -107,8 +107,6 @@ def DistributedOptimizer(  # noqa: N802  as Keras names
     use_kernels_of_launch()
     note_distributed()
     _begin_alike(chosen, group)
-    for leaf in leaves_of(chosen):
-        look_at_schedule(leaf, session().last_looks, group.size)
     _warn_if_slow(group)
     if moves_own_weights(info):
         return _with_own_weights(chosen, settings, group, backward_passes_per_step)
@@ -229,6 +227,8 @@ def _begin_alike(optimizer: Any, group: ScriptGroup) -> None:
     warn_of_other_settings(group, type(optimizer).__name__, settings)
     existing_alike(group)
     _warn_of_own_apply(optimizer, group)
+    for leaf in leaves_of(optimizer):
+        look_at_schedule(leaf, session().last_looks, group.size)
 
 
 def _warn_of_own_apply(optimizer: Any, group: ScriptGroup) -> None:

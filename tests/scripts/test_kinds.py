@@ -82,6 +82,34 @@ def test_a_model_that_ranks_save_at_different_steps_is_named(session_hpcdl: Comm
     assert "rank 0 saved best.weights.h5 2 times and rank 1 3 times" in line
 
 
+READS = """
+import sys
+import hpcdl
+hpcdl.init(60)
+import keras, numpy as np
+accuracy = keras.metrics.BinaryAccuracy()
+optimizer = hpcdl.DistributedOptimizer("sgd")
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+optimizer.apply([np.full(weight.shape, 0.1) for weight in model.weights], model.weights)
+own = [1.0, 0.0, 1.0 - hpcdl.rank(), 1.0]
+accuracy.update_state([1.0, 0.0, 1.0, 1.0], [1.0, 1.0, 0.0, 1.0] if sys.argv[1] == "the whole" else own)
+result = accuracy.result()
+if sys.argv[1] == "a mean":
+    hpcdl.allreduce(result)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "number"), [("a part", 1), pytest.param("the whole", 0, marks=pytest.mark.long), ("a mean", 0)]
+)
+def test_a_metric_of_a_ranks_own_samples_is_named(
+    session_hpcdl: CommandLine, tmp_path: Path, how: str, number: int
+) -> None:
+    (tmp_path / "script.py").write_text(READS)
+    finished = succeed(run_script(session_hpcdl, tmp_path / "script.py", how, ranks=2, cwd=tmp_path))
+    assert finished.err.count("warning: a metric's result() gave 1 on rank 0 and 0.75 on rank 1") == number
+
+
 @pytest.mark.long
 def test_a_first_pass_with_a_ranks_own_weights_is_warned_of(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     finished = succeed(run_script(session_hpcdl, HERE / "first_pass_script.py", ranks=2, cwd=tmp_path))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import inspect
 import sys
 import textwrap
@@ -18,8 +19,8 @@ import numpy
 import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
-from hpcdl.scripts.collectives.arrays import gather_arrays
-from hpcdl.scripts.process.session import session
+from hpcdl.scripts.collectives.arrays import gather_arrays, unconverted
+from hpcdl.scripts.process.session import is_rank, session
 from hpcdl.step.keras_internals import RESULTS, check_internals
 from hpcdl.strategies.base.graph import call_python
 
@@ -331,3 +332,29 @@ def _flat(logs: Any) -> dict[str, Array]:
     for name, value in (logs or {}).items():
         flat |= _flat(value) if isinstance(value, Mapping) else {name: numpy.asarray(value, numpy.float64)}
     return flat
+
+
+def note_results() -> None:
+    """Patch Keras's metrics to note the results that a loop of the script's own reads, each of a rank's own samples."""
+    for kind in {one for one in vars(keras.metrics).values() if isinstance(one, type)}:
+        for owner in kind.__mro__[:-1]:
+            plain = vars(owner).get("result")
+            if plain is not None and issubclass(owner, keras.Metric) and not hasattr(plain, "noted"):
+                setattr(owner, "result", _noted_result(plain))  # noqa: B010  a type has no such attribute
+
+
+def _noted_result(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @unconverted
+    @functools.wraps(plain)
+    def result(self: Any, *args: Any, **kwargs: Any) -> Any:
+        value = plain(self, *args, **kwargs)
+        reader = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
+        # A fit and an evaluation read their own metrics, some in a train_step of the script.
+        if tf.executing_eagerly() and reader not in ("hpcdl", "keras") and is_rank() and hasattr(value, "dtype"):
+            here = session()
+            if not here.communicator.monitor.script_steps.counted:
+                here.evaluations.add_result(self, value)
+        return value
+
+    vars(result)["noted"] = True
+    return result

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy
 
 if TYPE_CHECKING:
     from hpcdl.comm.observed import Observed
 
 _MOST = 100
 """Calls of a script whose results are compared at its end."""
-EVALUATE, PREDICT = "model.evaluate", "model.predict"
-_ALIKE = {EVALUATE: 1e-3, PREDICT: 1e-4}
+EVALUATE, PREDICT, RESULT = "model.evaluate", "model.predict", "a metric's result()"
+_ALIKE = {EVALUATE: 1e-3, PREDICT: 1e-4, RESULT: 1e-3}
 """Relative difference of two ranks' results on the same samples."""
 _REMEDIES = {
     EVALUATE: "callbacks=[hpcdl.callbacks()] on every rank makes it cover those of all ranks",
     PREDICT: "hpcdl.allgather(outputs) on every rank gives the outputs of all",
+    RESULT: "hpcdl.allreduce(result) on every rank gives the mean over them",
 }
 
 
@@ -30,6 +34,7 @@ class Evaluations:
     def __init__(self, num_written: Callable[[], int] | None = None) -> None:
         self._num_written = num_written
         self._results: dict[str, list[Any]] = {}
+        self._of_metrics: dict[int, Any] = {}
         self._since = 0, 0
         """Steps before the last predictions, and files written before the last one."""
 
@@ -49,6 +54,20 @@ class Evaluations:
         self._since = num_steps, self._num_written()
         self._add(PREDICT, numbers, split)
 
+    def add_result(self, metric: Any, value: Any) -> None:
+        """Note the last result of a metric in a loop of the script's own, an array."""
+        if id(metric) in self._of_metrics or len(self._of_metrics) < _MOST:
+            self._of_metrics[id(metric)] = value
+
+    @contextlib.contextmanager
+    def without_metrics(self) -> Iterator[None]:
+        """Note no results of metrics that are read inside this context."""
+        before = dict(self._of_metrics)
+        try:
+            yield
+        finally:
+            self._of_metrics = before
+
     def _add(self, function: str, numbers: list[float], split: bool) -> None:
         results = self._results.setdefault(function, [])
         if len(results) < _MOST:
@@ -57,17 +76,18 @@ class Evaluations:
     def clear(self) -> None:
         """Forget the results so far."""
         self._results.clear()
+        self._of_metrics.clear()
 
     def warnings(self, communicator: Observed) -> list[str]:
         """Return the warnings that the ranks' results deserve. Collective."""
         num_steps, num_written = self._since
         if num_steps != communicator.monitor.script_steps.done:
             self._results.pop(PREDICT, None)
+        self._results[RESULT] = [[False, [float(numpy.sum(value))]] for value in self._of_metrics.values()]
         kept = self._num_written is not None and self._num_written() > num_written
         rows = communicator.allgather_json([self._results, kept])
-        texts = [_verdict(EVALUATE, [row.get(EVALUATE, []) for row, _ in rows])]
-        if not all(kept for _, kept in rows):
-            texts.append(_verdict(PREDICT, [row.get(PREDICT, []) for row, _ in rows]))
+        functions = [EVALUATE, RESULT] if all(kept for _, kept in rows) else [EVALUATE, RESULT, PREDICT]
+        texts = (_verdict(function, [row.get(function, []) for row, _ in rows]) for function in functions)
         return [text for text in texts if text]
 
 

@@ -268,9 +268,37 @@ def test_a_file_that_all_ranks_write_is_named(session_hpcdl: CommandLine, tmp_pa
     finished = run(session_hpcdl, tmp_path, "--run-dir", tmp_path / "run", tmp_path / "writes.py")
     written, appended, removed = [line for line in finished.err.splitlines() if "warning" in line]
     assert finished.code == 0 and "ranks 0, 1 each wrote history.json, renamed.txt: what one wrote" in written
-    assert "ranks 0, 1 each appended to results.csv: it has the lines of each" in appended
+    assert "ranks 0, 1 each appended to results.csv: it has what each wrote" in appended
     assert "rank 1 removed out, where rank 0 had written config.json: prepare" in removed
     assert any("history.json" in one for one in json.loads((tmp_path / "run/record.json").read_text())["warnings"])
+
+
+WRITES_OTHERWISE = """
+import hpcdl
+hpcdl.init()
+import h5py, keras, tensorflow as tf
+hpcdl.DistributedOptimizer("sgd")
+rank = hpcdl.rank()
+for turn in range(2):
+    hpcdl.barrier()
+    if turn == rank:
+        for name in ("all.h5", f"own{rank}.h5"):
+            with h5py.File(name, "w") as file: file["x"] = [rank]
+        with h5py.File("all.h5") as file: assert file["x"][0] == rank
+        tf.io.TFRecordWriter("all.tfrecord").close()
+for folder in ("curves", f"own{rank}"): tf.summary.create_file_writer(folder).close()
+"""
+
+
+@pytest.mark.long
+def test_files_of_hdf5_and_tensorflow_that_all_ranks_write_are_named(
+    session_hpcdl: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "writes.py").write_text(WRITES_OTHERWISE)
+    finished = run(session_hpcdl, tmp_path, "--run-dir", tmp_path / "run", tmp_path / "writes.py")
+    written, appended = [line for line in finished.err.splitlines() if "warning: ranks 0, 1 each" in line]
+    assert "wrote all.h5, all.tfrecord: what" in written and "appended to curves: it" in appended
 
 
 @pytest.mark.mpi

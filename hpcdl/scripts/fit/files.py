@@ -7,7 +7,6 @@ import functools
 import hashlib
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ import tensorflow as tf
 from hpcdl.core.storage.disk import create, make_folder, remove_file, replacing, touch
 from hpcdl.scripts.fit.model import center_in_place, optimizers_of
 from hpcdl.scripts.process.session import is_rank, session
+from hpcdl.scripts.process.written import OPENS, inside
 from hpcdl.step.keras_internals import saving_functions
 from hpcdl.supervision.control import digest_of
 
@@ -36,8 +36,6 @@ _WRITERS: dict[str, tuple[str, ...]] = {
 _SAVES = ("save", "save_weights", "export")
 """Methods of a model that write a file, with its path as first argument."""
 _LOOK_S = 0.05
-_inside = threading.local()
-"""`saving`: this thread is inside a guarded write."""
 _num_writes: dict[Path, int] = {}
 """How often this rank was about to write each file."""
 _begun: dict[Path, _Saving] = {}
@@ -113,13 +111,38 @@ def save_once() -> None:
     if not hasattr(tf.train.Checkpoint._write, "once_for_all"):
         tf.train.Checkpoint._write = _checkpoint_once(tf.train.Checkpoint._write)
         tf.saved_model.save = _saved_model_once(tf.saved_model.save)
+        _note_other_writers()
+
+
+def _note_other_writers() -> None:
+    """Patch what writes files without Python's `open` to announce their names, as that does (process.written)."""
+
+    def announced(plain: Callable[..., Any], place: int, mode_of: Callable[..., str]) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def begin(*args: Any, **kwargs: Any) -> Any:
+            if len(args) > place and isinstance(args[place], str | os.PathLike):
+                sys.audit(OPENS, os.fspath(args[place]), mode_of(*args[place + 1 :], **kwargs), 0)
+            return plain(*args, **kwargs)
+
+        return begin
+
+    def mode_of_hdf5(mode: str = "r", driver: Any = None, *_: Any, **__: Any) -> str:
+        return mode if driver is None else ""  # with MPI's driver all ranks write one file together
+
+    # Keras imports it. Its modes are those of `open`.
+    if (hdf5 := sys.modules.get("h5py")) is not None:
+        hdf5.File.__init__ = announced(hdf5.File.__init__, 1, mode_of_hdf5)
+    records = tf.io.TFRecordWriter
+    records.__init__ = announced(records.__init__, 1, lambda *_, **__: "w")
+    # Each writer has a file of its own in the folder, and TensorBoard shows their curves as one.
+    tf.summary.create_file_writer = announced(tf.summary.create_file_writer, 0, lambda *_, **__: "a")
 
 
 def _saved_once(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def save(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         folder = session().folder if is_rank() else None
-        if getattr(_inside, "saving", False):  # a model's method has called the function below it
+        if getattr(inside, "saving", False):  # a model's method has called the function below it
             return plain(model, filepath, *args, **kwargs)
         with center_in_place(*optimizers_of(model)):
             # Objects and remote stores (gs://) have no path that ranks could compare or rename.
@@ -155,11 +178,11 @@ def _of_shared_weights(plain: Callable[..., Any]) -> Callable[..., Any]:
 @contextlib.contextmanager
 def _saving_begun() -> Iterator[None]:
     """Mark that this thread writes a part of a file that is guarded as a whole."""
-    _inside.saving = True
+    inside.saving = True
     try:
         yield
     finally:
-        _inside.saving = False
+        inside.saving = False
 
 
 def _checkpoint_once(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -181,7 +204,7 @@ def _saved_model_once(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def save(thing: Any, export_dir: Any, *args: Any, **kwargs: Any) -> Any:
         marker = Path(os.fspath(export_dir)) / "saved_model.pb"
-        if getattr(_inside, "saving", False):
+        if getattr(inside, "saving", False):
             return plain(thing, export_dir, *args, **kwargs)
         if not _writes_now(marker):
             return None

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import os
 import sys
+import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,10 +25,14 @@ _MOST_FILES = 1000
 """Files to note on a rank."""
 _LOG = ".log"
 """Files to which ranks may append without a warning: nobody counts their lines."""
+inside = threading.local()
+"""`saving`: this thread is inside a write by one rank for all."""
+OPENS = "hpcdl.open"
+"""Event with the arguments of Python's own for `open`, of what writes without that."""
 _NO_FOLDER = -1
 """What Python notes of a rename without descriptors of folders, which hpcdl's own saving for all ranks has."""
 _WROTE = "wrote {}: what one wrote may be lost"
-_APPENDED = "appended to {}: it has the lines of each"
+_APPENDED = "appended to {}: it has what each wrote"
 _REMEDY = "write it on one rank (`if hpcdl.rank() == 0:`), or with the rank in its name"
 
 
@@ -52,10 +57,10 @@ class WrittenFiles:
             self._on = False
 
     def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self._on:
+        if not self._on or getattr(inside, "saving", False):
             return
         files = file = None
-        if event == "open":
+        if event in ("open", OPENS):
             file, mode, _ = arguments
             known = isinstance(mode, str)
             files = self._written if known and "w" in mode else self._appended if known and "a" in mode else None
@@ -126,11 +131,11 @@ def _of_removed(again_by: Sequence[Sequence[str]], lost_by: Sequence[Sequence[st
 
 
 def _kept(paths: set[str], run_dir: Path) -> list[list[Any]]:
-    """Return path and inode of regular files that still exist: not those of caches and of the run."""
+    """Return path and inode of files and folders that still exist: not those of caches and of the run."""
     groups: list[list[Any]] = []
     for path in map(Path, sorted(paths)):
         hidden = any(part.startswith(".") or part in ("cache", "__pycache__") for part in path.parts)
         # With the inode: nodes may have a file of this path on storage of their own.
-        if not hidden and not path.is_relative_to(run_dir) and path.is_file():
+        if not hidden and not path.is_relative_to(run_dir) and (path.is_file() or path.is_dir()):
             groups.append([str(path), path.stat().st_ino])
     return groups

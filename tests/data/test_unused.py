@@ -13,9 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from hpcdl.core.errors import SourceError
 from hpcdl.data.format.dataset import open_dataset
 from hpcdl.data.format.manifest import read_manifest, write_manifest
+from hpcdl.data.write.writing import dry_run
 from tests.conftest import CommandLine
+from tests.data.sharding import make, request
 from tests.data.test_formats import example, framed, png, tar
 
 N = 40
@@ -32,6 +35,50 @@ def saved(folder: Path, kind: str, **arrays: Any) -> Path:
         for name, values in arrays.items():
             made[name] = values
     return folder / "a.h5"
+
+
+def plan(source: Path, out: Path, **options: Any) -> list[str]:
+    """The remarks of the plan."""
+    return list(dry_run(request(source, out, **options)).facts.remarks)
+
+
+@pytest.mark.parametrize("kind", ["npz", "h5"])
+@pytest.mark.parametrize("pictures", [True, False])
+@pytest.mark.parametrize("words", [True, False])
+def test_ids_of_inputs_and_targets_in_two_orders_are_asked_about(
+    tmp_path: Path, kind: str, pictures: bool, words: bool
+) -> None:
+    ids = np.array([f"s{n}" for n in range(N)], "S4") if words else np.arange(N)
+    data = {"x": PIXELS if pictures else X, "y": Y, "x_ids": ids}
+    source = saved(tmp_path, kind, **data, y_ids=ids[::-1])
+    with pytest.raises(SourceError, match=f"'x_ids' and 'y_ids' differ in {N} of {N} rows.*--leave-out y_ids"):
+        make(source, tmp_path / "out")
+    for ordinary in ({"y_ids": ids}, {"patient_ids": ids[::-1]}, {"y_ids": Y}):
+        source.unlink()
+        assert any("not used" in line for line in plan(saved(tmp_path, kind, **data, **ordinary), tmp_path / "out"))
+
+
+def test_ids_of_splits_in_two_orders_are_asked_about(tmp_path: Path) -> None:
+    ids = np.arange(N)
+    data = {"x_train": X, "y_train": Y, "x_test": X, "y_test": Y, "x_ids_test": ids, "y_ids_test": ids[::-1]}
+    source = saved(tmp_path, "npz", **data, x_ids_train=ids, y_ids_train=ids)
+    with pytest.raises(SourceError, match=r"give --leave-out '\*y_ids\*'"):
+        make(source, tmp_path / "out")
+    plan(source, tmp_path / "out", leave_out=("*y_ids*",))
+
+
+@pytest.mark.parametrize("kind", ["npz", "h5"])
+@pytest.mark.parametrize("name", ["train_mask", "test_idx", "split"])
+def test_what_divides_pictures_in_arrays_is_asked_about(tmp_path: Path, kind: str, name: str) -> None:
+    beside = np.array(["train", "val"] * (N // 2), "S5") if name == "split" else np.arange(N) % 2 > 0
+    source = saved(tmp_path, kind, images=PIXELS, labels=Y, **{name: beside})
+    with pytest.raises(SourceError, match=f"does the array '{name}' divide the samples"):
+        make(source, tmp_path / "out")
+
+
+def test_a_mask_of_what_is_valid_divides_nothing(tmp_path: Path) -> None:
+    source = saved(tmp_path, "h5", images=PIXELS, labels=Y, valid_mask=PIXELS > 0)
+    assert any("'valid_mask': padding, missing values" in line for line in plan(source, tmp_path / "out"))
 
 
 @pytest.mark.long

@@ -35,6 +35,7 @@ from hpcdl.data.sources.base.flat import (
     turned_remark,
 )
 from hpcdl.data.sources.base.glance import files_of, remedy_for
+from hpcdl.data.sources.base.pairing import ask_of_order
 from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray, shape_text
 from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec, UnreadableSample
 from hpcdl.data.sources.base.splits import by_names, some, typed
@@ -115,16 +116,20 @@ class Hdf5Source(FieldSource):
             remarks |= dict.fromkeys(axes_remark(sample_shape, first, self._axes))
             self._note_links(path, image_name)
             self._note_links(path, label_name)
-            self.named.update(file.shapes())
-            unused = [name for name in file.shapes() if name not in (image_name, label_name)]
+            self.named.update(file.arrays())
+            called.append(self._called(file, label_name))
+            lists = CLASS_LISTS if called[-1] else ()
+            unused = [name for name in file.arrays() if name not in (image_name, label_name)]
+            unused = [name for name in unused if name.rpartition("/")[2].lower() not in lists]
             remarks |= dict.fromkeys(remarks_on_unused(unused, self._spec))
+            places = {name: functools.partial(self._placed_at, path, name) for name in unused}
+            ask_of_order(places, (image_name, label_name), self._spec, self.named)
             # Called .npy because the work folder knows such names for its own (write/target.py).
             stored = file.unpacked(image_name, self._work / f"{len(listed)}.npy")
             # Quoted: names of data sets may hold colons.
             kept = f"{'nchw' if first else 'nhwc'}:{quote(image_name, safe='')}:{stored}"
             kind = (sample_shape, stored_dtype(dtype, where))
             listed.add(split, labels, kind, kept, stored)
-            called.append(self._called(file, label_name))
             if file.turns(image_name):
                 remarks[turned_remark(image_name)] = None
             remarks |= dict.fromkeys([*file.doubts(image_name), *file.doubts(label_name)])

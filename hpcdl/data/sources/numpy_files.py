@@ -43,6 +43,7 @@ from hpcdl.data.sources.base.flat import (
     turned_remark,
 )
 from hpcdl.data.sources.base.glance import files_of
+from hpcdl.data.sources.base.pairing import ask_of_order
 from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray, shape_text
 from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import IGNORE, by_names, is_clutter, left_out, some
@@ -133,6 +134,9 @@ class NumpySource(FieldSource):
             numbers = checked_labels(np.asarray(labels.values()), images.shape[0], f"{self._location}: {label_name}")
             values = np.asarray(labels.values()).reshape(-1)
             ask_of_labels(label_name, values, self._spec.target_kind, f"{self._location}: {label_name}")
+            own_names = (name for name in unused if own_split == UNSPLIT or path_split(name) == own_split)
+            places = {without_split(name): functools.partial(self._placed_at, name) for name in own_names}
+            ask_of_order(places, (image_name, label_name), self._spec, self.named)
             shape, first = channels_last(images.shape[1:], self._axes, where)
             # The path comes last, because it may hold colons itself.
             kept = f"{images.offset}:{images.dtype.str}:{'nchw' if first else 'nhwc'}:{images.path}"
@@ -221,6 +225,9 @@ class NumpySource(FieldSource):
             kind = "text" if array.dtype.kind in "SU" else parts
             arrays[name] = FoundArray(shape_text(array.shape, kind), functools.partial(self._as_field, name, array))
         return arrays
+
+    def _placed_at(self, name: str) -> PlacedArray:
+        return self._as_field(name, self._array(name))
 
     def _as_field(self, name: str, array: PlacedArray) -> PlacedArray:
         if array.dtype.kind not in "SU":

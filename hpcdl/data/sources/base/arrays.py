@@ -40,6 +40,7 @@ from hpcdl.data.sources.base.flat import (
     stamp_of,
     words_among_numbers,
 )
+from hpcdl.data.sources.base.pairing import ask_of_order
 from hpcdl.data.sources.base.placed import STRINGS, ArrayGroup, PlacedArray, shape_text
 from hpcdl.data.sources.base.source import Array, ArrayLocation, Content, Index, IndexWriter, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import leaves_out_split, some
@@ -347,6 +348,7 @@ class FieldSource:
                 raise SourceError(
                     f"{self._location}: {next(iter(counts))}{what} holds no samples; there is nothing to shard"
                 )
+            ask_of_order({path: found.place for path, found in part.arrays.items()}, counts, self._spec, self.named)
 
     def _settled(
         self, name: str, role: str, path: str, arrays: list[PlacedArray], remarks: list[str]

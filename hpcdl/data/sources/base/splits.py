@@ -31,6 +31,8 @@ _PLAIN = r"(?:set|sets|data|dataset|images?|imgs?|split|files?|samples?|new|full
 _WORD = re.compile(rf"({'|'.join(sorted(SPLIT_WORDS, key=len, reverse=True))}){_PLAIN}?")
 _DIVISION = re.compile(r"(?:k?folds?|subsets?|partitions?|splits?|sets?)")
 """Words for any division of a data set."""
+_MEMBERS = re.compile(r"masks?|idxs?|indices|inds?|flags?")
+"""Words for what says which samples are in a split: train_mask, test_idx."""
 # Words of a name by case, and its numbers: trainA is train and A, train2017 is train and 2017.
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _CLUTTER = re.compile(
@@ -57,8 +59,13 @@ def split_in(name: str) -> str | None:
 
 
 def names_division(name: str) -> bool:
-    """Return whether a column is named like a division of the rows: is_test, fold, cv_fold, subset; not test_score."""
+    """Return whether a column or array is named like a division of the rows: is_test, fold, subset, train_mask.
+
+    Not test_score, nor mask alone, nor valid_mask, which tells what may be used.
+    """
     parts = [part.lower() for part in _PARTS.findall(name)]
+    if split_in(name) and "valid" not in parts:
+        parts = [part for part in parts if not _MEMBERS.fullmatch(part)]
     kept = [part for part in parts if part not in ("is", "in", "cv", "k", "kfold") or part == name.lower()]
     return any(_WORD.fullmatch(part) or _DIVISION.fullmatch(part) for part in kept) and all(
         _WORD.fullmatch(part) or _DIVISION.fullmatch(part) or re.fullmatch(_PLAIN, part) for part in kept

@@ -294,3 +294,27 @@ def test_units_of_two_files_that_differ_are_said(run_hpcdl: CommandLine, tmp_pat
     made = run_hpcdl(["shard", tmp_path, tmp_path / "out", "--dry-run"])
     line = "x: its units differ, 'degC', 'K' (in test.h5:x, train.h5:x): write them alike"
     assert made.code == 0 and (line in made.err) == (other != "K") and ("units" in made.err) == (other != "K"), made.err
+
+
+@pytest.mark.parametrize(("dtype", "shape"), [("uint8", (16, 12, 3)), ("float32", (12, 12))])
+@pytest.mark.parametrize(("turns", "said"), [(0, True), (1, True), (None, False)])
+def test_mirrored_and_turned_copies_in_two_splits_are_said(
+    run_hpcdl: CommandLine, tmp_path: Path, dtype: str, shape: tuple[int, ...], turns: int | None, said: bool
+) -> None:
+    own = np.random.default_rng(6).integers(0, 256, (60, *shape)).astype(dtype)
+    copies = np.random.default_rng(7).integers(0, 256, (60, *shape)).astype(dtype)
+    if turns is not None:
+        copies = np.rot90(own[:, :, ::-1], 2 * turns, (1, 2))
+    np.savez(tmp_path / "a.npz", x=np.concatenate([own, copies]), y=np.arange(120) % 2)
+    made = run_hpcdl(["shard", tmp_path / "a.npz", tmp_path / "out", *SPLIT])
+    line = "samples of val looked at are samples of train, mirrored or turned: results on val are too good"
+    assert made.code == 0 and (line in made.err) == said, made.err
+    shown = run_hpcdl(["inspect", tmp_path / "out", "--show", "--out", tmp_path / "page"])
+    assert (line in shown.err) == said, shown.err
+
+
+def test_pictures_that_mirroring_leaves_alone_are_no_copies(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    rings = np.hypot(*np.ogrid[-8:9, -8:9])[None] * np.arange(1, 101)[:, None, None]
+    np.savez(tmp_path / "a.npz", x=rings.astype(np.float32), y=np.arange(100) % 2)
+    made = run_hpcdl(["shard", tmp_path / "a.npz", tmp_path / "out", *SPLIT])
+    assert made.code == 0 and "mirrored" not in made.err

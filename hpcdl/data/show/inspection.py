@@ -23,7 +23,7 @@ from hpcdl.core.storage.files import write_output
 from hpcdl.data.format.dataset import Dataset, FileOperationsCounter, Split, open_dataset, way_to_repair
 from hpcdl.data.format.manifest import FILE_NAME, IMAGES, LABELS, Field, Manifest, ShardEntry, read_manifest
 from hpcdl.data.format.order import mixed, permuted
-from hpcdl.data.format.shard_file import faults
+from hpcdl.data.format.shard_file import faults, sample_checksums
 from hpcdl.data.read.reader import OpenShard, SplitReader
 from hpcdl.data.sources.base.images import check_encoded, decode
 from hpcdl.data.sources.base.source import UnreadableSample
@@ -40,6 +40,8 @@ _MANY = 64
 """Numbers along one axis from which on two samples are not alike by chance."""
 _MANY_REPEATS = 10
 """Repeats within a split are warned of if they are at least one sample in _MANY_REPEATS."""
+_MOST_TURNED, _TURNED_BYTES = 128, 1 << 24
+"""Samples of a split, and their bytes, that are searched for in train, mirrored and turned."""
 _MOST_COMPARED = 1 << 24
 """Samples of a data set that are compared without being asked for: it takes some seconds and 0.5 GB."""
 
@@ -152,7 +154,54 @@ def leaks(folder: Path, overview: Overview | None = None) -> list[str]:
         and pair.split == pair.other
         and _MANY_REPEATS * pair.num_samples >= dataset.splits[pair.split].num_samples
     ]
+    if len(dataset.splits) > 1 and num_samples <= _MOST_COMPARED:
+        lines += _turned(dataset)
     return [*lines, *of_two_classes]
+
+
+def _turned(dataset: Dataset) -> list[str]:
+    """Return a warning for each split whose pictures are in part those of train, mirrored or turned.
+
+    Draws a few samples of a split, and looks for the checksums of their turned pixels among those of train.
+    """
+    picture = dataset.inputs[0]
+    plain = not (picture.encoded or picture.ragged or picture.resident) and math.prod(picture.shape) >= _MANY
+    if dataset.folder is None or len(dataset.inputs) > 1 or not plain or not 1 < len(picture.shape) < 4:
+        return []
+    lines, learnt = [], _keys_of(dataset, dataset.train_split)
+    if learnt is None:
+        return []
+    others = [split for split in dataset.splits.values() if split.name != dataset.train_split.name]
+    for split in others:
+        most = max(1, min(_MOST_TURNED, _TURNED_BYTES // (math.prod(picture.shape) * np.dtype(picture.dtype).itemsize)))
+        ids = permuted(np.arange(min(most, split.num_samples), dtype=np.int64), split.num_samples, mixed(1, _STREAM))
+        reader = SplitReader(dataset.folder, dataset, split)
+        try:
+            drawn = [np.array(pixels) for pixels in reader.read(picture, ids)]
+        except CorruptError:  # --verify names what is damaged
+            continue
+        finally:
+            reader.close()
+        keys = [_keys_of_turned(pixels) for pixels in drawn]
+        count = sum(bool(np.isin(turned, learnt).any()) for own, *turned in keys if not np.isin([own], learnt).any())
+        if _MANY_REPEATS * count >= len(drawn):
+            lines.append(
+                f"{count} of {len(drawn)} samples of {split.name} looked at are samples of {dataset.train_split.name}, "
+                f"mirrored or turned: results on {split.name} are too good. Divide the originals, and mirror samples "
+                "of train alone (train --flip)"
+            )
+    return lines
+
+
+def _keys_of_turned(pixels: Array) -> list[int]:
+    """Return the checksums of a picture, and of each way to mirror and turn it that changes it."""
+    forms = [np.rot90(side, turns) for side in (pixels, pixels[:, ::-1]) for turns in range(4)]
+    return list(
+        dict.fromkeys(
+            next(sample_checksums(np.ascontiguousarray(form).reshape(-1).view(np.uint8).data, [form.nbytes]))
+            for form in forms
+        )
+    )
 
 
 def _all_keys(dataset: Dataset) -> dict[str, Array] | None:

@@ -791,3 +791,62 @@ def test_a_data_folder_is_no_source_and_a_part_of_it_no_data_folder(tmp_path: Pa
     for lost in (shards, shards / "train"):
         with pytest.raises(UsageError, match=r"holds shards without their manifest\.json"):
             open_dataset(str(lost))
+
+
+@pytest.mark.parametrize(("sides", "said"), [((30, 30), True), ((30, 40), False), ((15, 20), False), ((8, 11), False)])
+@pytest.mark.parametrize("size", [None, (16, 16)])
+def test_masks_of_another_aspect_are_said(
+    tmp_path: Path, sides: tuple[int, int], said: bool, size: tuple[int, int] | None
+) -> None:
+    for number in range(3):
+        for folder, shape in (("images", (30, 40, 3)), ("masks", sides)):
+            (tmp_path / "s" / folder).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.ones(shape, np.uint8)).save(tmp_path / "s" / folder / f"{number}.png")
+    flags = {"input": ("images=image",), "target": ("masks=mask",), "image_size": size}
+    remarks = " ".join(dry_run(request(tmp_path / "s", tmp_path / "out", **flags)).facts.remarks)
+    line = "3 of 3 pairs looked at differ in the ratio of height to width, such as images/0.png 30x40 and"
+    assert (line in remarks) == said and ("cuts other parts" in remarks) == (said and size is not None), remarks
+
+
+@pytest.mark.parametrize(("sides", "said"), [((30, 30), True), ((15, 20), False), ((17, 2), False)])
+def test_masks_of_another_aspect_in_arrays_are_said(tmp_path: Path, sides: tuple[int, int], said: bool) -> None:
+    np.savez(tmp_path / "a.npz", x=np.ones((20, 30, 40, 3), np.float32), y=RANDOM.integers(0, 9, (20, *sides)))
+    remarks = " ".join(dry_run(request(tmp_path / "a.npz", tmp_path / "out")).facts.remarks)
+    assert ("y: 30x30, and x 30x40: another ratio of height to width" in remarks) == said, remarks
+
+
+def test_pairs_turned_by_exif_are_said(tmp_path: Path) -> None:
+    turned = Image.Exif()
+    turned[274] = 3
+    for folder, options in (("images", {"exif": turned}), ("masks", {})):
+        (tmp_path / "s" / folder).mkdir(parents=True)
+        Image.fromarray(np.ones((8, 9), np.uint8)).save(tmp_path / "s" / folder / "1.png", **options)
+    flags = {"input": ("images=image",), "target": ("masks=mask",)}
+    remarks = dry_run(request(tmp_path / "s", tmp_path / "out", **flags)).facts.remarks
+    assert any("EXIF rotation is not applied, and images/1.png has one" in line for line in remarks)
+
+
+COLOURS = np.array([[0, 0, 0], [128, 0, 0], [0, 128, 0]], np.uint8)
+
+
+@pytest.mark.parametrize("files", [True, False])
+@pytest.mark.parametrize(
+    ("masks", "said"),
+    [
+        (COLOURS[RANDOM.integers(0, 3, (4, 9, 9))], True),
+        (RANDOM.integers(0, 256, (4, 9, 9, 3), np.uint8), False),
+        (np.eye(3, dtype=np.uint8)[RANDOM.integers(0, 3, (4, 9, 9))], False),
+    ],
+)
+def test_masks_of_colours_are_said(tmp_path: Path, files: bool, masks: Any, said: bool) -> None:
+    pixels, flags = RANDOM.integers(0, 256, (4, 9, 9, 3), np.uint8), {"input": ("x=x",), "target": ("y=y",)}
+    for name, arrays_of in (("x", pixels), ("y", masks)) if files else ():
+        (tmp_path / "s" / name).mkdir(parents=True)
+        for number, own in enumerate(arrays_of):
+            Image.fromarray(own).save(tmp_path / "s" / name / f"{number}.png")
+    if not files:
+        np.savez(tmp_path / "s.npz", x=pixels, y=masks)
+    remarks = dry_run(request(tmp_path / ("s" if files else "s.npz"), tmp_path / "out", **flags)).facts.remarks
+    assert any("y: 3 colours seen" in line for line in remarks) == said and not any("0, 128)" in n for n in remarks), (
+        remarks
+    )

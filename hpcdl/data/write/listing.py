@@ -49,7 +49,7 @@ from hpcdl.data.sources.base.source import (
     recognise,
 )
 from hpcdl.data.sources.base.splits import leaves_out_split, left_out, some
-from hpcdl.data.sources.base.values import mark_of_missing, step_of_windows, two_units
+from hpcdl.data.sources.base.values import is_other_aspect, mark_of_missing, step_of_windows, two_units
 from hpcdl.data.sources.reader.source import user_reader
 from hpcdl.data.write.journal import source_state
 from hpcdl.data.write.lustre import file_system_of
@@ -218,6 +218,8 @@ def _remarks_on_unseen(names: Sequence[str], counts: Mapping[str, Counts]) -> li
 _NAMES = 20_000
 """At most this number of names of a source's samples, the first, are compared."""
 _SMALL_CLASS = 16
+_LEAST_MASK = 8
+"""Sides from which on whole numbers are a mask of a picture, and no boxes or points."""
 _LONGEST_NAME = 1000
 _DECODED, _MOST_DECODED = 3, 4 << 20
 """Images of a class that are decoded, and the bytes of all of them."""
@@ -339,14 +341,17 @@ def _with_names(
 
 
 def _with_sides(facts: SourceFacts) -> SourceFacts:
-    """Return `facts` with a remark if height and width of a mask seem to be those of its picture, swapped."""
+    """Return `facts` with a remark if a mask seems to be of another height and width than its picture."""
     sides = [(field, tuple(field.shape[:2])) for field in facts.fields if len(field.shape) > 1 and not field.variable]
-    remarks = [
-        f"{mask.name}: {its[0]}x{its[1]}, and {picture.name} {own[0]}x{own[1]}: are height and width of one swapped?"
-        for picture, own in sides
-        for mask, its in sides
-        if (picture.role, mask.role) == ("input", "target") and is_picture(picture.shape) and own == its[::-1] != its
-    ]
+    remarks = []
+    for (picture, own), (mask, its) in itertools.product(sides, sides) if not facts.decodes else ():
+        if (picture.role, mask.role) != ("input", "target") or not is_picture(picture.shape):
+            continue
+        both = f"{mask.name}: {its[0]}x{its[1]}, and {picture.name} {own[0]}x{own[1]}"
+        if own == its[::-1] != its:
+            remarks.append(f"{both}: are height and width of one swapped?")
+        elif min(its) >= _LEAST_MASK and np.dtype(mask.dtype).kind in "iub" and is_other_aspect(own, its):
+            remarks.append(f"{both}: another ratio of height to width, so that their pixels do not lie on each other")
     return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
 
 

@@ -18,7 +18,7 @@ from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.manifest import RESERVED, Field, is_name
 from hpcdl.data.sources.base.chosen import field_name
 from hpcdl.data.sources.base.glance import IMAGE_SUFFIXES
-from hpcdl.data.sources.base.images import PictureField, decode_mask
+from hpcdl.data.sources.base.images import PictureField, decode_mask, image_head
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceChanged, SourceFacts, SourceSpec, UnreadableSample
 from hpcdl.data.sources.base.splits import (
     AUTO,
@@ -31,7 +31,7 @@ from hpcdl.data.sources.base.splits import (
     split_called,
     typed,
 )
-from hpcdl.data.sources.base.values import LOOKED_AT, mask_with_gaps
+from hpcdl.data.sources.base.values import LOOKED_AT, colours_as_classes, is_other_aspect, mask_with_gaps
 
 _PICTURES = re.compile(r"(?:jpeg|png)?(?:images?|imgs?|photos?|pictures?|frames?)|inputs?|rgb|scans?|raws?")
 _MASKS = re.compile(
@@ -398,6 +398,7 @@ class PicturePairs:
             remarks=[
                 f"pairs of files in {inputs} and {targets}, by their names",
                 *_remarks_on(targets, all_pairs),
+                *_unfit(all_pairs, crops=self._spec.image_size is not None),
                 *_odd_masks(fields[1], [second for _, second in all_pairs]),
                 *out.lines(),
             ],
@@ -506,8 +507,30 @@ def _odd_masks(item: Field, files: Sequence[Path]) -> list[str]:
             with contextlib.suppress(UnreadableSample):  # the writing finds it again and follows --on-error
                 yield decode_mask(_content(path)[1], size=None)
 
-    line = mask_with_gaps(item.name, masks()) if len(item.shape) == 2 else ""
+    line = mask_with_gaps(item.name, masks()) if len(item.shape) == 2 else colours_as_classes(item, masks())
     return [line] if line else []
+
+
+def _unfit(pairs: Sequence[_Pair], *, crops: bool) -> list[str]:
+    """Return remarks if targets may not lie on their inputs: another ratio of height to width, or EXIF; of some pairs."""
+    looked_at, found, turned = 0, list[str](), ""
+    for pair in pairs[:: -(-len(pairs) // LOOKED_AT)]:
+        with contextlib.suppress(UnreadableSample):  # the writing finds it again and follows --on-error
+            heads = [image_head(_content(path)[1]) for path in pair]
+            looked_at += 1
+            names = [f"{path.parent.name}/{path.name}" for path in pair]
+            turned = turned or next((name for name, head in zip(names, heads, strict=True) if head.turned), "")
+            if is_other_aspect(*((head.height, head.width) for head in heads)):
+                found.append(
+                    " and ".join(f"{name} {head.height}x{head.width}" for name, head in zip(names, heads, strict=True))
+                )
+    cropped = ", and --image-size cuts other parts out of them" if crops else ""
+    remarks = [f"EXIF rotation is not applied, and {turned} has one: its pixels stay as they are stored"] * bool(turned)
+    return remarks + [
+        f"{len(found)} of {looked_at} pairs looked at differ in the ratio of height to width, such as {pair}: their "
+        f"pixels do not lie on each other{cropped}"
+        for pair in found[:1]
+    ]
 
 
 def _remarks_on(targets: str, pairs: Sequence[_Pair]) -> list[str]:

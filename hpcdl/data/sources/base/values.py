@@ -34,6 +34,8 @@ _COMPARED, _READ, _FEW = 32, 1 << 22, 10
 """Windows of a split that are searched in train, the values of train that are read, and the part (one in _FEW) that a
 border in time may share."""
 _FEWEST_EMPTY = 10
+_COLOURS_DRAWN = 1 << 16
+"""Most pixels of a piece of masks whose colours are counted."""
 _MOST_ROWS = 1 << 14
 _FACTORS, _DRAWN_APART = (10, 100, 255, 1000, 65535, 1e6), 100
 """Factors between usual units, and the part (one in _DRAWN_APART) of values that makes a range of its own."""
@@ -341,6 +343,8 @@ def as_fed(field: Field, arrays: Sequence[PlacedArray]) -> str:
         return ""
     if field.role == "target" and len(field.shape) > 1 and np.dtype(field.dtype).kind in "iu":
         chunks = (itertools.islice(array.chunks(), LOOKED_AT) for array in arrays if array.stored)
+        if is_picture(field.shape) and field.shape[-1] > 1:
+            return colours_as_classes(field, itertools.chain.from_iterable(chunks))
         return mask_with_gaps(field.name, itertools.chain.from_iterable(chunks))
     if field.dtype == "float64":
         coarse = rounded_away(chunk for array in arrays for chunk in array.chunks())
@@ -378,6 +382,29 @@ def mask_with_gaps(name: str, chunks: Iterable[Array]) -> str:
     numbers = ", ".join(map(str, sorted(found)[:_NUMBERS_SHOWN])) + (", ..." if len(found) > _NUMBERS_SHOWN else "")
     outputs = f": as classes they need a network of {max(found) + 1} outputs" if min(found) >= 0 else ""
     return f"{name}: {len(found)} numbers seen ({numbers}){outputs}; for classes write 0 to {len(found) - 1}"
+
+
+def colours_as_classes(field: Field, chunks: Iterable[Array]) -> str:
+    """Describe a mask of few colours, each of which stands for a class; empty for pictures and one-hot masks."""
+    found: set[tuple[int, ...]] = set()
+    for chunk in chunks:
+        colours = chunk.reshape(-1, chunk.shape[-1])
+        colours = np.unique(colours[:: len(colours) // _COLOURS_DRAWN + 1], axis=0)
+        found |= set(map(tuple, colours.tolist()))
+        if len(found) > FEW_CLASSES:
+            return ""
+    if len(found) < 2 or max(map(max, found)) <= 1:
+        return ""
+    return (
+        f"{field.name}: {len(found)} colours seen, such as {max(found)}: a network learns these as quantities; for "
+        f"classes write one channel of numbers, 0 to {len(found) - 1}"
+    )
+
+
+def is_other_aspect(sides: Sequence[int], others: Sequence[int]) -> bool:
+    """Return whether two pictures, (height, width) each, differ in their ratio by more than rounding a side does."""
+    (height, width), (own_height, own_width) = sides, others
+    return abs(height * own_width - width * own_height) > 2 * max(*sides, *others)
 
 
 def largest(values: Array) -> int:

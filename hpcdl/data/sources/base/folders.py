@@ -512,7 +512,7 @@ def _odd_masks(item: Field, files: Sequence[Path]) -> list[str]:
 
 
 def _unfit(pairs: Sequence[_Pair], *, crops: bool) -> list[str]:
-    """Return remarks if targets may not lie on their inputs: another ratio of height to width, or EXIF; of some pairs."""
+    """Return remarks if targets may not lie on their inputs: another ratio of height to width, or EXIF rotation."""
     looked_at, found, turned = 0, list[str](), ""
     for pair in pairs[:: -(-len(pairs) // LOOKED_AT)]:
         with contextlib.suppress(UnreadableSample):  # the writing finds it again and follows --on-error

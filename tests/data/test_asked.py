@@ -850,3 +850,16 @@ def test_masks_of_colours_are_said(tmp_path: Path, files: bool, masks: Any, said
     assert any("y: 3 colours seen" in line for line in remarks) == said and not any("0, 128)" in n for n in remarks), (
         remarks
     )
+
+
+@pytest.mark.parametrize(
+    ("scales", "said"), [((1, 1e6), True), ((1e-9, 1, 1), True), ((1, 100), False), ((0, 1), False), ((5000,), False)]
+)
+def test_numbers_of_uneven_scales_are_said(tmp_path: Path, scales: tuple[float, ...], said: bool) -> None:
+    x = RANDOM.random((50, len(scales))) * scales
+    x[0, 0] *= 1e5  # an outlier is no scale
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(50) % 2)
+    for flags in ({}, {"normalise": "mean-std"}):
+        remarks = dry_run(request(tmp_path / "a.npz", tmp_path / "out", **flags)).facts.remarks
+        line = any("unless the model scales them, give --normalise mean-std" in remark for remark in remarks)
+        assert line == (said and not flags), remarks

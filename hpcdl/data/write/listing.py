@@ -496,6 +496,7 @@ def _spec(request: ShardRequest, work: Path, *, workers: int) -> SourceSpec:
         channels=layout.channels,
         seed=layout.seed,
         checks=request.config.writing.on_error == "stop",
+        normalised=layout.normalise is not None,
         work=str(work),
         reader=request.reader,
         reader_digest=user_reader(request.reader).digest if request.reader else "",

@@ -54,6 +54,7 @@ from hpcdl.data.sources.base.values import (
     labels_in,
     never_written,
     numbers_in,
+    uneven,
     values_in,
 )
 
@@ -112,6 +113,7 @@ class FieldSource:
         fields, arrays = [made for made, _ in settled], [per_part for _, per_part in settled]
         for item, per_part in zip(fields, arrays, strict=True):
             remarks += filter(None, [self.as_fed(item, per_part), *doubts(item, per_part, [p.split for p in parts])])
+            remarks += [] if self._spec.normalised else filter(None, [uneven(item, per_part)])
         columns = list(zip(*arrays, strict=True))
         labels = [number for number, item in enumerate(fields) if item.role == "target" and item.kind == "class"]
         # Stage 3: the list. Rows are those samples that every field can give.

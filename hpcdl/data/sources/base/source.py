@@ -65,7 +65,8 @@ class SourceSpec:
     """All arguments of a source's constructor, as plain values that can be passed to another process.
 
     `checks`: refuse files of a wrong type during listing (off if they are to be skipped). `asks`: question what names
-    of columns and arrays may mean (off for data that were written before, whose shards are mended).
+    of columns and arrays may mean (off for data that were written before, whose shards are mended). `normalised`:
+    training will scale numbers.
     """
 
     format: str
@@ -92,6 +93,7 @@ class SourceSpec:
     seed: int = 0
     checks: bool = True
     asks: bool = True
+    normalised: bool = False
     work: str = ""
     """Folder for what a source unpacks; it exists until the writing ends."""
     reader: str = ""

@@ -39,6 +39,7 @@ _COLOURS_DRAWN = 1 << 16
 _MOST_ROWS = 1 << 14
 _FACTORS, _DRAWN_APART = (10, 100, 255, 1000, 65535, 1e6), 100
 """Factors between usual units, and the part (one in _DRAWN_APART) of values that makes a range of its own."""
+_UNEVEN = 1000
 _FEWEST_STEPS = 1000
 """float32 is too coarse for numbers if it changes them by more than their range divided by this."""
 
@@ -224,6 +225,27 @@ def mixed_units(field: Field, arrays: Sequence[PlacedArray]) -> str:
         if line := two_units(column):
             return f"{field.name}: values{f' at index {at}' if width > 1 else ''} are {line}"
     return ""
+
+
+def uneven(field: Field, arrays: Sequence[PlacedArray]) -> str:
+    """Describe numbers of one input that are _UNEVEN times as large at one place as at another; empty if none are."""
+    dtype, width = np.dtype(field.dtype), math.prod(field.shape)
+    # Whole numbers may be words of a text, of which a model has a table.
+    columns = field.kind == "numbers" and field.role == "input" and len(field.shape) == 1 and dtype.kind == "f"
+    if not columns or not 1 < width <= LOOKED_AT or not all(map(_is_plain, arrays)):
+        return ""
+    most = max(1, min(_MOST_ROWS, _READ // width) // len(arrays))
+    rows = np.abs(np.concatenate([array.spread(most).reshape(-1, width) for array in arrays]).astype(np.float64))
+    # Of most values, because a few outliers are no scale.
+    tops = np.quantile(np.where(np.isfinite(rows), rows, 0), 0.95, axis=0)
+    places = np.flatnonzero(tops > 0)
+    if not len(places) or tops.max() < _UNEVEN * tops[places].min():
+        return ""
+    least, greatest = int(places[tops[places].argmin()]), int(tops.argmax())
+    return (
+        f"{field.name}: numbers reach {tops[least]:.3g} at index {least}, and {tops[greatest]:.3g} at index "
+        f"{greatest}: unless the model scales them, give --normalise mean-std"
+    )
 
 
 def two_units(values: Array) -> str:

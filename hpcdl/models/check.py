@@ -23,6 +23,8 @@ FROM_PROBABILITIES = (
 """Keras losses that expect the output of a sigmoid or softmax."""
 ONE_OUTPUT_PER_CLASS = (CROSS_ENTROPY, "sparse_categorical_crossentropy")
 """Losses that compare a label, the number of a class, with one output for each class."""
+_ONE_OF_ALL = ("categorical_crossentropy", "categorical_focal_crossentropy", "kl_divergence")
+"""Losses of probabilities that add up to 1."""
 _NUM_PROBES = 4
 _LEAST_SCALE = 1 / 16
 """A smaller scale is meant for bytes: 1/255, 1/127.5."""
@@ -369,7 +371,7 @@ def _check_head(model: keras.Model, output: np.ndarray[Any, Any], spec: str, los
         remedy = f"end it with a softmax, or give --loss {CROSS_ENTROPY}" if loss in ONE_OUTPUT_PER_CLASS else ""
         raise UsageError(
             f"model {spec!r} gives outputs outside 0 to 1, but --loss {loss} takes probabilities; "
-            + (remedy or "end it with activation='sigmoid'")
+            + (remedy or f"end it with activation='{'softmax' if loss in _ONE_OF_ALL else 'sigmoid'}'")
         )
 
 

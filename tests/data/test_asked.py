@@ -863,3 +863,42 @@ def test_numbers_of_uneven_scales_are_said(tmp_path: Path, scales: tuple[float, 
         remarks = dry_run(request(tmp_path / "a.npz", tmp_path / "out", **flags)).facts.remarks
         line = any("unless the model scales them, give --normalise mean-std" in remark for remark in remarks)
         assert line == (said and not flags), remarks
+
+
+@pytest.mark.parametrize(("row", "what"), [([0, 0, 0], "1 without a 1"), ([1, 0, 1], "1 with several"), (None, "")])
+@pytest.mark.parametrize("dtype", ["u1", "f8"])
+def test_rows_that_are_one_hot_but_for_a_few_are_said(tmp_path: Path, row: Any, what: str, dtype: str) -> None:
+    y = np.eye(3, dtype=dtype)[np.arange(60) % 3]
+    y[5] = y[5] if row is None else row
+    np.savez(tmp_path / "a.npz", x=RANDOM.random((60, 4)), y=y)
+    remarks = dry_run(request(tmp_path / "a.npz", tmp_path / "out")).facts.remarks
+    assert any(f"y: rows are one-hot but for {what}, the first is row 5" in line for line in remarks) == bool(what)
+    if what:
+        with pytest.raises(SourceError, match="One class a sample needs a 1 in each row"):
+            make(tmp_path / "a.npz", tmp_path / "out", target_kind="class")
+
+
+def test_several_labels_of_a_sample_are_no_odd_rows(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=RANDOM.random((60, 4)), y=RANDOM.integers(0, 2, (60, 5)))
+    assert not any("one-hot" in line for line in dry_run(request(tmp_path / "a.npz", tmp_path / "out")).facts.remarks)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "line"),
+    [
+        (np.full((6, 9, 9, 1), 250, np.uint16), "x: uint16 up to 250, fed as they are"),
+        (np.full((6, 9, 9), 250, np.int64), "x: int64 up to 250, fed as they are"),
+        (np.full((6, 9, 9, 3), 250, np.float32), "x: float32 up to 250, fed as they are"),
+        (np.full((6, 9, 9, 3), 0.9, np.float32), ""),
+        (np.full((6, 9, 9), 250, np.float32), ""),
+        (np.full((6, 9, 9, 3), 250, np.uint8), "x: bytes, scaled to 0..1"),
+    ],
+)
+def test_pixels_that_training_does_not_scale_are_said(tmp_path: Path, pixels: Any, line: str) -> None:
+    np.savez(tmp_path / "a.npz", x=pixels, y=np.linspace(0, 1, 6))
+    flags = {"input": ("x=x",), "target": ("y=y",)}
+    remarks = dry_run(request(tmp_path / "a.npz", tmp_path / "out", **flags)).facts.remarks
+    assert [own for own in remarks if " as " in own and (not line or not own.startswith(line))] == []
+    assert any(own.startswith(line) for own in remarks) or not line
+    scaled = dry_run(request(tmp_path / "a.npz", tmp_path / "out", **flags, normalise="mean-std")).facts.remarks
+    assert not any("fed as they are" in own or "scaled to 0..1" in own for own in scaled)

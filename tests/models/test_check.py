@@ -235,3 +235,13 @@ def test_outputs_like_one_hot_targets_get_their_loss_named(tmp_path: Path) -> No
     file.write_text(f"{START}\n\ndef build(num_classes, input_shape):\n    return classifier(4)\n")
     with pytest.raises(UsageError, match=r"as the targets are: .*one-hot targets give --loss categorical_crossentropy"):
         load_model(f"{file}:build", classes=4, input_shape=SHAPE, loss="cross-entropy", output_shapes={"y": (4,)})
+
+
+@pytest.mark.parametrize(
+    ("loss", "activation"), [("categorical_crossentropy", "softmax"), ("binary_crossentropy", "sigmoid")]
+)
+def test_outputs_without_an_activation_get_theirs_named(tmp_path: Path, loss: str, activation: str) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(f"{START}\n\ndef build(num_classes, input_shape):\n    return classifier(4)\n")
+    with pytest.raises(UsageError, match=f"end it with activation='{activation}'"):
+        load_model(f"{file}:build", classes=4, input_shape=SHAPE, loss=loss, output_shapes={"y": (4,)})

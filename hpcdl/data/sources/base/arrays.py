@@ -52,6 +52,7 @@ from hpcdl.data.sources.base.values import (
     doubts,
     is_one_hot,
     labels_in,
+    nearly_one_hot,
     never_written,
     numbers_in,
     uneven,
@@ -263,7 +264,7 @@ class FieldSource:
 
     def as_fed(self, field: Field, arrays: Sequence[PlacedArray]) -> str:
         """Describe how training changes a field's numbers; empty if it does not."""
-        return as_fed(field, arrays)
+        return as_fed(field, arrays, normalised=self._spec.normalised)
 
     def _starts_of(self, name: str) -> npt.NDArray[np.int64]:
         if name not in self._starts:
@@ -410,6 +411,10 @@ class FieldSource:
             if flag_value == "class":
                 return self._from_one_hot(name, arrays)
             remarks.append(f"{name}: a 1 among zeros in each row (one-hot): --target-kind class makes it class numbers")
+        elif not single and (line := nearly_one_hot(name, arrays)):
+            if flag_value == "class":
+                raise SourceError(f"{self._location}: {line} One class a sample needs a 1 in each row; take them out")
+            remarks.append(line)
         vector = not single and len(first.shape) == 2 and first.dtype.kind == "f" and not first.offsets
         if vector and flag_value == "class" and len(self.masks) == 1 and not all(map(are_whole, values_in(arrays))):
             raise SourceError(f"{where}: {self._no_class(arrays)}")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hpcdl.core.units import counted
-from hpcdl.data.format.manifest import Field, is_picture
+from hpcdl.data.format.manifest import Field, is_picture, may_be_picture
 from hpcdl.data.sources.base.flat import FEW_CLASSES, MOST_CLASSES
 from hpcdl.data.sources.base.placed import PlacedArray
 from hpcdl.data.sources.base.source import Array, SourceFacts
@@ -40,6 +40,8 @@ _MOST_ROWS = 1 << 14
 _FACTORS, _DRAWN_APART = (10, 100, 255, 1000, 65535, 1e6), 100
 """Factors between usual units, and the part (one in _DRAWN_APART) of values that makes a range of its own."""
 _UNEVEN = 1000
+_PICTURES, _BYTES_FROM = 16, 100
+"""Pictures that are looked at, and the number from which on floats are not scaled: pixels from 0 to 255."""
 _FEWEST_STEPS = 1000
 """float32 is too coarse for numbers if it changes them by more than their range divided by this."""
 
@@ -96,6 +98,29 @@ def is_one_hot(arrays: Sequence[PlacedArray]) -> bool:
         return False
     chunks = (chunk for array in arrays for chunk in array.chunks())
     return all(bool((((chunk == 0) | (chunk == 1)).all(1) & (chunk.sum(1) == 1)).all()) for chunk in chunks)
+
+
+def nearly_one_hot(name: str, arrays: Sequence[PlacedArray]) -> str:
+    """Describe the rows of 0 and 1 that are not one-hot, if they are few among others that are; empty for others."""
+    if any(array.text or array.offsets or len(array.shape) != 2 or array.shape[1] < 2 for array in arrays):
+        return ""
+    if not all(array.stored for array in arrays):
+        return ""
+    count, none, several, first = 0, 0, 0, -1
+    for chunk in (chunk for array in arrays for chunk in array.chunks()):
+        if not ((chunk == 0) | (chunk == 1)).all():
+            return ""
+        sums = chunk.sum(1)
+        odd = np.flatnonzero(sums != 1)
+        first = count + int(odd[0]) if first < 0 and len(odd) else first
+        count, none, several = count + len(chunk), none + int((sums == 0).sum()), several + int((sums > 1).sum())
+    if not 0 < _FEW * (none + several) <= count:
+        return ""
+    what = ", ".join([f"{none} without a 1"] * bool(none) + [f"{several} with several"] * bool(several))
+    return (
+        f"{name}: rows are one-hot but for {what}, the first is row {first}: samples of no class or of several, or "
+        "mistakes?"
+    )
 
 
 def numbers_in(known: Array, values: Array, *, floats: bool) -> Array:
@@ -359,9 +384,9 @@ def windows_shared(field: Field, arrays: Sequence[PlacedArray], splits: Sequence
     return ""
 
 
-def as_fed(field: Field, arrays: Sequence[PlacedArray]) -> str:
-    """Describe how training changes a field's numbers; empty if it does not."""
-    if field.kind != "numbers":
+def as_fed(field: Field, arrays: Sequence[PlacedArray], *, normalised: bool) -> str:
+    """Describe how training changes a field's numbers; empty if it does not, or if it scales them by statistics."""
+    if field.kind != "numbers" or (normalised and field.role == "input"):
         return ""
     if field.role == "target" and len(field.shape) > 1 and np.dtype(field.dtype).kind in "iu":
         chunks = (itertools.islice(array.chunks(), LOOKED_AT) for array in arrays if array.stored)
@@ -371,25 +396,26 @@ def as_fed(field: Field, arrays: Sequence[PlacedArray]) -> str:
     if field.dtype == "float64":
         coarse = rounded_away(chunk for array in arrays for chunk in array.chunks())
         scaled = " unless --normalise scales them first" if field.role == "input" else ""
-        return f"{field.name}: {coarse} in training{scaled}" if coarse else ""
+        if coarse:
+            return f"{field.name}: {coarse} in training{scaled}"
     if field.role != "input":
         return ""
     if field.dtype == "uint8":
         what = "scaled to 0..1, as pictures are" if is_picture(field.shape) else "fed as they are"
         return f"{field.name}: bytes, {what} in training; train --scale chooses"
-    dtype = np.dtype(field.dtype)
-    if dtype.kind in "iu" and dtype.itemsize <= 2:  # exact in float32, so that nothing has to be read
-        line = f"{field.name}: {field.dtype}, fed as they are; pixels saved as uint8 are scaled to 0..1"
-        return line if is_picture(field.shape) else ""
-    if dtype.kind in "iu":
+    dtype, most = np.dtype(field.dtype), 0.0
+    as_picture = is_picture(field.shape) or (dtype.kind in "iu" and may_be_picture(field.shape))
+    if dtype.kind in "iu" and dtype.itemsize > 2:  # smaller ones are exact in float32
         most = max(largest(chunk) for array in arrays for chunk in array.chunks())
         if most > EXACT:
             return f"{field.name}: whole numbers up to {most}, and training rounds those over {EXACT} to float32"
-        if most > 1 and is_picture(field.shape):
-            return (
-                f"{field.name}: {field.dtype} up to {most}, fed as they are; pixels saved as uint8 are scaled to 0..1"
-            )
-    return ""
+    elif as_picture and all(map(_is_plain, arrays)):
+        drawn = min(_PICTURES, _READ // math.prod(field.shape))
+        rows = [np.abs(array.spread(drawn).astype(np.float64)) for array in arrays if drawn]
+        most = max((float(np.fmax.reduce(own, axis=None)) for own in rows), default=0)
+    if not as_picture or most < (2 if dtype.kind in "iu" else _BYTES_FROM):
+        return ""
+    return f"{field.name}: {field.dtype} up to {most:g}, fed as they are; pixels saved as uint8 are scaled to 0..1"
 
 
 def mask_with_gaps(name: str, chunks: Iterable[Array]) -> str:

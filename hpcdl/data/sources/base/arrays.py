@@ -407,14 +407,8 @@ class FieldSource:
         single = first.text or (not first.offsets and int(np.prod(first.shape[1:])) == 1)
         if flag_value != "regression":
             _ask_of_lists(where, first)
-        if not single and flag_value != "regression" and is_one_hot(arrays):
-            if flag_value == "class":
-                return self._from_one_hot(name, arrays)
-            remarks.append(f"{name}: a 1 among zeros in each row (one-hot): --target-kind class makes it class numbers")
-        elif not single and (line := nearly_one_hot(name, arrays)):
-            if flag_value == "class":
-                raise SourceError(f"{self._location}: {line} One class a sample needs a 1 in each row; take them out")
-            remarks.append(line)
+        if not single and flag_value != "regression" and (one_hot := self._one_hot(name, arrays, remarks)):
+            return one_hot
         vector = not single and len(first.shape) == 2 and first.dtype.kind == "f" and not first.offsets
         if vector and flag_value == "class" and len(self.masks) == 1 and not all(map(are_whole, values_in(arrays))):
             raise SourceError(f"{where}: {self._no_class(arrays)}")
@@ -462,6 +456,21 @@ class FieldSource:
             self.written(numbers_in(sorted_labels, chunk, floats=floats) for chunk in labels_in([array]))
             for array in arrays
         ]
+
+    def _one_hot(
+        self, name: str, arrays: list[PlacedArray], remarks: list[str]
+    ) -> tuple[Field, list[PlacedArray]] | None:
+        """Return the field of classes written one-hot if --target-kind asks for it; SourceError if some rows are not."""
+        as_classes = self._spec.target_kind == "class"
+        if is_one_hot(arrays):
+            if as_classes:
+                return self._from_one_hot(name, arrays)
+            remarks.append(f"{name}: a 1 among zeros in each row (one-hot): --target-kind class makes it class numbers")
+        elif line := nearly_one_hot(name, arrays):
+            if as_classes:
+                raise SourceError(f"{self._location}: {line} One class a sample needs a 1 in each row; take them out")
+            remarks.append(line)
+        return None
 
     def _from_one_hot(self, name: str, arrays: Sequence[PlacedArray]) -> tuple[Field, list[PlacedArray]]:
         """Return the field of classes written one-hot, and arrays of their numbers."""

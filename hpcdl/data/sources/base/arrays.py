@@ -113,8 +113,7 @@ class FieldSource:
         ]
         fields, arrays = [made for made, _ in settled], [per_part for _, per_part in settled]
         for item, per_part in zip(fields, arrays, strict=True):
-            remarks += filter(None, [self.as_fed(item, per_part), *doubts(item, per_part, [p.split for p in parts])])
-            remarks += [] if self._spec.normalised else filter(None, [uneven(item, per_part)])
+            remarks += self._remarks_on_numbers(item, per_part, [part.split for part in parts])
         columns = list(zip(*arrays, strict=True))
         labels = [number for number, item in enumerate(fields) if item.role == "target" and item.kind == "class"]
         # Stage 3: the list. Rows are those samples that every field can give.
@@ -265,6 +264,10 @@ class FieldSource:
     def as_fed(self, field: Field, arrays: Sequence[PlacedArray]) -> str:
         """Describe how training changes a field's numbers; empty if it does not."""
         return as_fed(field, arrays, normalised=self._spec.normalised)
+
+    def _remarks_on_numbers(self, field: Field, arrays: Sequence[PlacedArray], splits: Sequence[str]) -> list[str]:
+        scales = "" if self._spec.normalised else uneven(field, arrays)
+        return [line for line in (self.as_fed(field, arrays), scales, *doubts(field, arrays, splits)) if line]
 
     def _starts_of(self, name: str) -> npt.NDArray[np.int64]:
         if name not in self._starts:
@@ -460,7 +463,7 @@ class FieldSource:
     def _one_hot(
         self, name: str, arrays: list[PlacedArray], remarks: list[str]
     ) -> tuple[Field, list[PlacedArray]] | None:
-        """Return the field of classes written one-hot if --target-kind asks for it; SourceError if some rows are not."""
+        """Return the field of one-hot classes if --target-kind asks for it; SourceError if some rows are not so."""
         as_classes = self._spec.target_kind == "class"
         if is_one_hot(arrays):
             if as_classes:

@@ -318,3 +318,32 @@ def test_pictures_that_mirroring_leaves_alone_are_no_copies(run_hpcdl: CommandLi
     np.savez(tmp_path / "a.npz", x=rings.astype(np.float32), y=np.arange(100) % 2)
     made = run_hpcdl(["shard", tmp_path / "a.npz", tmp_path / "out", *SPLIT])
     assert made.code == 0 and "mirrored" not in made.err
+
+
+@pytest.mark.parametrize("kind", ["npz", "h5"])
+@pytest.mark.parametrize(
+    ("copied", "target", "line"),
+    [
+        (True, "class", "y: the input x holds one number for each class at index 2: a copy of the target?"),
+        (True, "numbers", "y: the input x holds the same numbers at index 2: a copy of the target?"),
+        (False, "class", ""),
+        (False, "numbers", ""),
+    ],
+)
+def test_targets_that_an_array_of_inputs_holds_are_said(
+    run_hpcdl: CommandLine, tmp_path: Path, kind: str, copied: bool, target: str, line: str
+) -> None:
+    random = np.random.default_rng(8)
+    x, y = (
+        random.random((90, 4)).astype(np.float32),
+        random.random(90) if target == "numbers" else np.arange(90) % 3 + 5,
+    )
+    if copied:
+        x[:, 2] = y
+    if kind == "npz":
+        np.savez(tmp_path / "a.npz", x=x, y=y)
+    else:
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            file["x"], file["y"] = x, y
+    made = run_hpcdl(["shard", tmp_path / f"a.{kind}", tmp_path / "out", "--dry-run"])
+    assert made.code == 0 and line in made.err and ("copy of the target" in made.err) == bool(line), made.err

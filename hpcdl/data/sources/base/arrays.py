@@ -40,7 +40,7 @@ from hpcdl.data.sources.base.flat import (
     stamp_of,
     words_among_numbers,
 )
-from hpcdl.data.sources.base.pairing import ask_of_order
+from hpcdl.data.sources.base.pairing import ask_of_order, copies_of_targets
 from hpcdl.data.sources.base.placed import STRINGS, ArrayGroup, PlacedArray, shape_text
 from hpcdl.data.sources.base.source import Array, ArrayLocation, Content, Index, IndexWriter, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import leaves_out_split, some
@@ -71,6 +71,8 @@ class FieldSource:
         """Arrays, columns and splits of the source, including those left out."""
         self.masks: set[str] = set()
         """Arrays that are targets: their pictures keep the numbers of the files."""
+        self.compares_columns = False
+        """Whether copies of a target are found by their columns' names, elsewhere."""
         self._readers: list[FlatFiles] = []
         self._starts: dict[str, npt.NDArray[np.int64]] = {}
 
@@ -112,8 +114,7 @@ class FieldSource:
             for (role, name, path), (_, per_part) in zip(wanted, placed, strict=True)
         ]
         fields, arrays = [made for made, _ in settled], [per_part for _, per_part in settled]
-        for item, per_part in zip(fields, arrays, strict=True):
-            remarks += self._remarks_on_numbers(item, per_part, [part.split for part in parts])
+        remarks += self._remarks_on_numbers(fields, arrays, [part.split for part in parts])
         columns = list(zip(*arrays, strict=True))
         labels = [number for number, item in enumerate(fields) if item.role == "target" and item.kind == "class"]
         # Stage 3: the list. Rows are those samples that every field can give.
@@ -265,9 +266,14 @@ class FieldSource:
         """Describe how training changes a field's numbers; empty if it does not."""
         return as_fed(field, arrays, normalised=self._spec.normalised)
 
-    def _remarks_on_numbers(self, field: Field, arrays: Sequence[PlacedArray], splits: Sequence[str]) -> list[str]:
-        scales = "" if self._spec.normalised else uneven(field, arrays)
-        return [line for line in (self.as_fed(field, arrays), scales, *doubts(field, arrays, splits)) if line]
+    def _remarks_on_numbers(
+        self, fields: Sequence[Field], arrays: Sequence[Sequence[PlacedArray]], splits: Sequence[str]
+    ) -> list[str]:
+        lines: list[str] = []
+        for item, own in zip(fields, arrays, strict=True):
+            scales = "" if self._spec.normalised else uneven(item, own)
+            lines += filter(None, [self.as_fed(item, own), scales, *doubts(item, own, splits)])
+        return lines + ([] if self.compares_columns else copies_of_targets(fields, [own[0] for own in arrays]))
 
     def _starts_of(self, name: str) -> npt.NDArray[np.int64]:
         if name not in self._starts:

@@ -357,6 +357,7 @@ class ColumnSource(FieldSource):
             groups.append(ArrayGroup(split=split, arrays=arrays))
         if packed:
             self.inputs = (f"{name}={field_name(name)}",)
+        self.compares_columns = bool(packed)
         facts = self.list_parts(groups, index)
         facts = dataclasses.replace(facts, remarks=[*facts.remarks, *shared])
         if packed:

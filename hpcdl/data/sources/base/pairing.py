@@ -1,15 +1,17 @@
-"""Ids beside inputs and targets (`x_ids`, `y_ids`): whether they say that rows of two arrays belong together."""
+"""Whether inputs and targets fit: rows of two arrays in one order by the ids beside them, and no target in an input."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.units import counted
+from hpcdl.data.format.manifest import Field
 from hpcdl.data.sources.base.chosen import INPUT_NAMES, TARGET_NAMES
 from hpcdl.data.sources.base.placed import PlacedArray
 from hpcdl.data.sources.base.source import Array, SourceSpec
@@ -17,6 +19,8 @@ from hpcdl.data.sources.base.splits import left_out, typed
 
 _ID = re.compile(r"(?:id|uid|uuid|index|indice|idx|key|name|filename|file|path)e?s?")
 _ROWS_COMPARED = 1 << 16
+_FEWEST_ROWS, _MOST_ROWS, _READ = 20, 1 << 12, 1 << 22
+"""Samples, and values of an input, that are searched for a copy of the target."""
 
 
 def ask_of_order(
@@ -57,12 +61,54 @@ def _words(path: str) -> list[str]:
 
 def _keys(array: PlacedArray) -> Array | None:
     """Return the first values of an array of different numbers or words, one a sample; None for another array."""
+    single = array.offsets is None and bool(array.shape) and math.prod(array.shape) == array.shape[0]
     if array.text:
         values = next(array.string_chunks(), None)
-    elif (
-        array.offsets is None and array.stored and array.dtype.kind in "iu" and array.num_samples == array.values().size
-    ):
-        values = array.rows(0, min(array.num_samples, _ROWS_COMPARED)).reshape(-1).astype(np.int64)
+    elif single and array.stored and array.dtype.kind in "iu":
+        values = array.rows(0, min(array.shape[0], _ROWS_COMPARED)).reshape(-1).astype(np.int64)
     else:
         values = None
     return values if values is not None and len(np.unique(values)) == len(values) > 1 else None
+
+
+def copies_of_targets(fields: Sequence[Field], arrays: Sequence[PlacedArray]) -> list[str]:
+    """Return a remark on each input that holds the target at one place, or one number for each class; of some rows.
+
+    `arrays` are those of `fields` in one part of the source.
+    """
+    pairs = list(zip(fields, arrays, strict=True))
+    plain = [(item, array) for item, array in pairs if array.stored and not array.offsets and array.dtype.kind in "fiu"]
+    goals = [(item, array) for item, array in plain if item.role == "target" and math.prod(array.shape[1:]) == 1]
+    inputs = [(item, array) for item, array in plain if item.role == "input"]
+    lines = []
+    for (target, goal), (item, array) in itertools.product(goals, inputs):
+        width = math.prod(array.shape[1:])
+        most = min(_MOST_ROWS, _READ // max(1, width))
+        if min(most, array.num_samples) < _FEWEST_ROWS or not width:
+            continue
+        wanted, values = goal.spread(most).reshape(-1), array.spread(most).reshape(-1, width)
+        if target.kind == "class":
+            at = _place_of_classes(values, wanted)
+        else:
+            same = (values == wanted[:, None]) | (values.astype(np.float32) == wanted[:, None].astype(np.float32))
+            at = int(same.all(0).argmax()) if same.all(0).any() and len(np.unique(wanted)) > 1 else None
+        if at is not None:
+            place = ", ".join(map(str, np.unravel_index(at, array.shape[1:] or (1,))))
+            what = "one number for each class" if target.kind == "class" else "the same numbers"
+            lines.append(
+                f"{target.name}: the input {item.name} holds {what} at index {place}: a copy of the target? If so, "
+                "take it out of the input"
+            )
+    return lines
+
+
+def _place_of_classes(values: Array, classes: Array) -> int | None:
+    """Return the first column of `values` that has one number for each class, and another for each other."""
+    order = np.argsort(classes, kind="stable")
+    starts = np.flatnonzero(np.diff(classes[order], prepend=classes[order[0]] - 1))
+    if not 1 < len(starts) <= len(classes) // _FEWEST_ROWS * 2:
+        return None
+    least, most = (reduce.reduceat(values[order], starts, axis=0) for reduce in (np.minimum, np.maximum))
+    numbers = np.sort(least, axis=0)
+    found = np.flatnonzero((least == most).all(0) & (numbers[1:] > numbers[:-1]).all(0))
+    return int(found[0]) if len(found) else None

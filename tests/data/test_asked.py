@@ -221,6 +221,11 @@ ASKED: dict[str, tuple[Save, dict[str, Any], str]] = {
         {},
         "is the column 'id' a feature.*--leave-out id",
     ),
+    "numbers of series among features": (
+        table("series,step,a,label\n" + "".join(f"{n // 5},{n % 5},0.5,{n // 5 % 2}\n" for n in range(20)), "t.csv"),
+        {},
+        "is the column 'series' a feature, or does it say which rows belong together.*--leave-out series",
+    ),
     "time stamps among features": (
         table("time,a,label\n1700000001,0.5,0\n1700000002,0.75,1\n", "t.csv"),
         {},
@@ -902,3 +907,13 @@ def test_pixels_that_training_does_not_scale_are_said(tmp_path: Path, pixels: An
     assert any(own.startswith(line) for own in remarks) or not line
     scaled = dry_run(request(tmp_path / "a.npz", tmp_path / "out", **flags, normalise="mean-std")).facts.remarks
     assert not any("fed as they are" in own or "scaled to 0..1" in own for own in scaled)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_rows_of_joined_tables_are_said_to_be_samples(tmp_path: Path, count: int) -> None:
+    (tmp_path / "s").mkdir()
+    for number in range(count):
+        lines = "".join(f"{row * 0.5},{row % 2}\n" for row in range(9))
+        (tmp_path / "s" / f"run_{number}.csv").write_text("a,y\n" + lines)
+    remarks = dry_run(request(tmp_path / "s", tmp_path / "out", target="y")).facts.remarks
+    assert any("3 tables: each row is a sample" in line for line in remarks) == (count == 3)

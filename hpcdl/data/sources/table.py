@@ -88,6 +88,9 @@ class TableSource(ColumnSource):
         self._files = {split: paths for split, paths in files.items() if split not in left}
         facts = self._listed(index)
         remarks = [*remarks_on_files(self._location, _SUFFIXES), *(f"left out: the split {split}" for split in left)]
+        num_tables = max(map(len, self._files.values()), default=0)
+        joined = f"{num_tables} tables{' of a split' if len(self._files) > 1 else ''}: each row is a sample"
+        remarks += [f"{joined}; if each table is one (a series), save all as an array"] if num_tables > 1 else []
         remarks += [
             f"{path.name}: its last line has no end, as in a file that was cut; check its last value"
             for paths in self._files.values()

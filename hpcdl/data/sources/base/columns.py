@@ -156,6 +156,8 @@ _STACKED = 1 << 21
 """The number of values that are combined at once."""
 _FEWEST_ROWS, _SAME = 10, 1e-4
 """A column is compared with the target if it has this number of rows; and how near, in standard deviations, it is."""
+_SERIES = re.compile(r"(?:series|session|recording|episode|trajectory|sequence)(?:_?(?:nr|no|number))?")
+"""Names of columns of numbers that say which rows are one series."""
 _PACKED = "x"
 """The field that combines all columns of numbers, unless --input is given."""
 
@@ -522,7 +524,12 @@ class ColumnSource(FieldSource):
                 f"--leave-out {typed(id_column)}, or name the inputs, each with --input COLUMN=NAME"
             )
         group = next(
-            (candidate for candidate in inputs if names_group(candidate) and candidate not in self._coded_columns()),
+            (
+                candidate
+                for candidate in inputs
+                if (names_group(candidate) or _SERIES.fullmatch(candidate.lower()))
+                and candidate not in self._coded_columns()
+            ),
             None,
         )
         if group is not None and self._spec.asks:

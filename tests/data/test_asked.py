@@ -221,6 +221,17 @@ ASKED: dict[str, tuple[Save, dict[str, Any], str]] = {
         {},
         "is the column 'id' a feature.*--leave-out id",
     ),
+    "scores": (table(lines([1, 2, 3, 4, 5] * 4, "image,score\n")), {}, "'score' holds 5 .* from 1 to 5: "),
+    "wine quality": (
+        table("acid,quality\n" + "".join(f"{n}.5,{n % 4 + 3}\n" for n in range(40)), "t.csv"),
+        {"target": "quality=quality"},
+        "quality holds 4 different whole numbers from 3 to 6: classes or quantities",
+    ),
+    "numbers of cells": (
+        arrays(only={"images": PIXELS, "num_cells": np.arange(64) % 5}),
+        {"label_field": "num_cells"},
+        "num_cells is called as a quantity.*--target-kind class or --target-kind regression",
+    ),
     "numbers of series among features": (
         table("series,step,a,label\n" + "".join(f"{n // 5},{n % 5},0.5,{n // 5 % 2}\n" for n in range(20)), "t.csv"),
         {},
@@ -917,3 +928,13 @@ def test_rows_of_joined_tables_are_said_to_be_samples(tmp_path: Path, count: int
         (tmp_path / "s" / f"run_{number}.csv").write_text("a,y\n" + lines)
     remarks = dry_run(request(tmp_path / "s", tmp_path / "out", target="y")).facts.remarks
     assert any("3 tables: each row is a sample" in line for line in remarks) == (count == 3)
+
+
+@pytest.mark.parametrize("name", ["age_group", "label", "score"])
+def test_names_of_quantities_are_not_asked_of_in_other_classes(tmp_path: Path, name: str) -> None:
+    labels = ["lo", "hi", "mid"] if name == "score" else [0, 1, 2]  # words are classes
+    source = both(table(lines(labels * 4, f"image,{name}\n")), *(file(f"{n}.png", PICTURE) for n in range(12)))(
+        tmp_path
+    )
+    flags = {"format": "csv"}
+    assert len(dry_run(request(tmp_path / "list.csv", tmp_path / "out", **flags)).facts.class_names) == 3, source

@@ -26,6 +26,7 @@ from hpcdl.data.sources.base.flat import (
     NUMBER,
     is_id,
     names_group,
+    names_quantity,
     numbered,
     plausible,
     question_of_quantities,
@@ -216,7 +217,8 @@ class CsvSource:
             )
         # Codes such as 0412 are classes, however far apart their numbers are.
         padded = any(label.lstrip("+-").startswith("0") and len(label) > 1 for label in different)
-        if odd is None and not padded and sparse(map(int, different)):
+        called = bool(columns.names) and names_quantity(columns.names[columns.label]) and len(different) > 2
+        if odd is None and not padded and (called or sparse(map(int, different))):
             raise SourceError(
                 f"{self._table}: {what} holds {len(different)} different whole numbers from {min(map(int, different))} "
                 f"to {max(map(int, different))}: classes or quantities? Give --target-kind class or --target-kind "

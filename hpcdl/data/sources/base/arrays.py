@@ -31,6 +31,7 @@ from hpcdl.data.sources.base.flat import (
     class_numbers,
     named_labels,
     names_group,
+    names_quantity,
     names_remark,
     plausible,
     question_of_quantities,
@@ -443,7 +444,7 @@ class FieldSource:
                 f"{remedy}"
             )
         if not flag_value and not floats:
-            _ask_of_sparse(where, labels, coded=first.text or any(array.called for array in arrays))
+            _ask_of_quantities(where, path, labels, coded=first.text or any(array.called for array in arrays))
         if not flag_value and floats and not any(array.filled for array in arrays):
             raise SourceError(
                 f"{where} is {first.dtype.name}, but holds whole numbers only ({labels[0]} to {labels[-1]}): classes "
@@ -553,9 +554,12 @@ def _ask_of_lists(where: str, array: PlacedArray) -> None:
         )
 
 
-def _ask_of_sparse(where: str, labels: Array, *, coded: bool) -> None:
-    """Raise SourceError for few whole numbers in a wide range, unless they are `coded`: words or names of numbers."""
-    if not coded and sparse(labels.tolist()):
+def _ask_of_quantities(where: str, path: str, labels: Array, *, coded: bool) -> None:
+    """Raise SourceError for whole numbers called as a quantity, or few in a wide range.
+
+    `coded`: words, or numbers that have names, are classes.
+    """
+    if not coded and ((len(labels) > 2 and names_quantity(path)) or sparse(labels.tolist())):
         raise SourceError(
             f"{where} holds {len(labels)} different whole numbers from {labels[0]} to {labels[-1]}: classes or "
             "quantities? Give --target-kind class or --target-kind regression"

@@ -46,6 +46,12 @@ _QUANTITY = re.compile(
 _GROUP = re.compile(r"(?:patient|subject|participant|person|user|speaker|animal|group|cluster|donor|writer)s?(?:id)?")
 """Names of what several samples belong to."""
 _TIME = re.compile(r"(?:date|time|datetime|timestamp|year)s?")
+_MEASURED = re.compile(
+    r"ages?|prices?|costs?|scores?|ratings?|quality|counts?|energy|energies|mass|masses|weights?|heights?|lengths?"
+    r"|temperatures?|pressures?|speeds?|velocity|velocities|distances?|durations?|salary|income|amounts?|quantity"
+    r"|intensity|redshift|dose|doses|bmi|mpg|points"
+)
+"""Last words in names of quantities, which whole numbers may be too."""
 _WIDE, _FEWEST_FILLED = 100, 10
 """The user is asked about class numbers in a range of _WIDE and more that is not filled to a tenth."""
 _STORED = {"uint8": "uint8", "float16": "float16", "float32": "float32", "float64": "float32"}
@@ -470,6 +476,12 @@ def names_by_number(words: Sequence[str], labels: Array) -> dict[int, str]:
     return {} if first is None else dict(enumerate(words, first))
 
 
+def names_quantity(name: str) -> bool:
+    """Return whether a column or array is named like a quantity (`age`, `num_cells`, `wine quality`)."""
+    words = re.split(r"[\W_]+", _in_words(name))
+    return _MEASURED.fullmatch(words[-1]) is not None or (words[0] in ("num", "n", "number") and len(words) > 1)
+
+
 def names_group(name: str) -> bool:
     """Return whether a column or array is named like what several samples belong to (`patient`, `subject_id`)."""
     words = re.split(r"[\W_]+", _in_words(name))
@@ -517,6 +529,8 @@ def ask_of_labels(name: str, labels: Array, target_kind: str, where: str) -> Non
         why = "is called as numbers of samples are"
     elif not plausible(len(different), len(labels)):
         why = f"holds {len(different)} different whole numbers in {len(labels)} samples"
+    elif len(different) > 2 and names_quantity(name):
+        why = f"is called as a quantity, and holds whole numbers ({different[0]:g} to {different[-1]:g})"
     elif labels.dtype.kind in "iu" and sparse(different.tolist()):
         why = f"holds {len(different)} different whole numbers from {different[0]} to {different[-1]}"
     elif labels.dtype.kind == "f" and not np.array_equal(different, np.arange(len(different))):

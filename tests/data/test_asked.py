@@ -869,9 +869,10 @@ def test_masks_of_colours_are_said(tmp_path: Path, files: bool, masks: Any, said
 
 
 @pytest.mark.parametrize(
-    ("scales", "said"), [((1, 1e6), True), ((1e-9, 1, 1), True), ((1, 100), False), ((0, 1), False), ((5000,), False)]
+    ("scales", "said"),
+    [((1, 1e6), True), ((1e-9, 1, 1), True), ((1, 90), False), ((0, 1), False), ((5000,), True), ((255,) * 99, True)],
 )
-def test_numbers_of_uneven_scales_are_said(tmp_path: Path, scales: tuple[float, ...], said: bool) -> None:
+def test_numbers_of_large_and_uneven_scales_are_said(tmp_path: Path, scales: tuple[float, ...], said: bool) -> None:
     x = RANDOM.random((50, len(scales))) * scales
     x[0, 0] *= 1e5  # an outlier is no scale
     np.savez(tmp_path / "a.npz", x=x, y=np.arange(50) % 2)

@@ -56,7 +56,7 @@ from hpcdl.data.sources.base.values import (
     nearly_one_hot,
     never_written,
     numbers_in,
-    uneven,
+    unscaled,
     values_in,
 )
 
@@ -272,7 +272,7 @@ class FieldSource:
     ) -> list[str]:
         lines: list[str] = []
         for item, own in zip(fields, arrays, strict=True):
-            scales = "" if self._spec.normalised else uneven(item, own)
+            scales = "" if self._spec.normalised else unscaled(item, own)
             lines += filter(None, [self.as_fed(item, own), scales, *doubts(item, own, splits)])
         return lines + ([] if self.compares_columns else copies_of_targets(fields, [own[0] for own in arrays]))
 

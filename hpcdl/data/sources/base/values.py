@@ -39,7 +39,7 @@ _COLOURS_DRAWN = 1 << 16
 _MOST_ROWS = 1 << 14
 _FACTORS, _DRAWN_APART = (10, 100, 255, 1000, 65535, 1e6), 100
 """Factors between usual units, and the part (one in _DRAWN_APART) of values that makes a range of its own."""
-_UNEVEN = 1000
+_UNEVEN, _LARGE = 1000, 100
 _PICTURES, _BYTES_FROM = 16, 100
 """Pictures that are looked at, and the number from which on floats are not scaled: pixels from 0 to 255."""
 _FEWEST_STEPS = 1000
@@ -252,24 +252,28 @@ def mixed_units(field: Field, arrays: Sequence[PlacedArray]) -> str:
     return ""
 
 
-def uneven(field: Field, arrays: Sequence[PlacedArray]) -> str:
-    """Describe numbers of one input that are _UNEVEN times as large at one place as at another; empty if none are."""
+def unscaled(field: Field, arrays: Sequence[PlacedArray]) -> str:
+    """Describe numbers of an input that reach _LARGE, or are _UNEVEN times as large at one place as at another."""
     dtype, width = np.dtype(field.dtype), math.prod(field.shape)
     # Whole numbers may be words of a text, of which a model has a table.
-    columns = field.kind == "numbers" and field.role == "input" and len(field.shape) == 1 and dtype.kind == "f"
-    if not columns or not 1 < width <= LOOKED_AT or not all(map(_is_plain, arrays)):
+    columns = field.kind == "numbers" and field.role == "input" and len(field.shape) < 2 and dtype.kind == "f"
+    if not columns or width > _DRAWN or not all(map(_is_plain, arrays)):
         return ""
-    most = max(1, min(_MOST_ROWS, _READ // width) // len(arrays))
+    most = max(1, min(_MOST_ROWS, (_READ >> 2) // width) // len(arrays))
     rows = np.abs(np.concatenate([array.spread(most).reshape(-1, width) for array in arrays]).astype(np.float64))
     # Of most values, because a few outliers are no scale.
     tops = np.quantile(np.where(np.isfinite(rows), rows, 0), 0.95, axis=0)
     places = np.flatnonzero(tops > 0)
-    if not len(places) or tops.max() < _UNEVEN * tops[places].min():
+    if not len(places):
         return ""
     least, greatest = int(places[tops[places].argmin()]), int(tops.argmax())
+    reached = [f"{tops[at]:.3g}" + (f" at index {at}" if width > 1 else "") for at in (least, greatest)]
+    if width > LOOKED_AT or tops[greatest] < _UNEVEN * tops[least]:
+        reached = reached[1:] if tops[greatest] >= _LARGE else []
+    if not reached:
+        return ""
     return (
-        f"{field.name}: numbers reach {tops[least]:.3g} at index {least}, and {tops[greatest]:.3g} at index "
-        f"{greatest}: unless the model scales them, give --normalise mean-std"
+        f"{field.name}: numbers reach {', and '.join(reached)}: unless the model scales them, give --normalise mean-std"
     )
 
 

@@ -222,6 +222,11 @@ ASKED: dict[str, tuple[Save, dict[str, Any], str]] = {
         "is the column 'id' a feature.*--leave-out id",
     ),
     "scores": (table(lines([1, 2, 3, 4, 5] * 4, "image,score\n")), {}, "'score' holds 5 .* from 1 to 5: "),
+    "labels joined in two ways": (
+        table(lines(["ice cream", "ice_cream", "tea"] * 4)),
+        {},
+        "the classes 'ice cream' and 'ice_cream' differ in spaces, _ or - alone: one class or two",
+    ),
     "wine quality": (
         table("acid,quality\n" + "".join(f"{n}.5,{n % 4 + 3}\n" for n in range(40)), "t.csv"),
         {"target": "quality=quality"},

@@ -61,6 +61,8 @@ _MISSING = frozenset(
     {"", "nan", "n/a", "#n/a", "<na>", "null", "?", "unlabeled", "unlabelled", "unsup", "unsupervised"}
 )
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
+_JOINT = re.compile(r"(?<=[^\W\d_])[\s_-]+(?=[^\W\d_])")
+"""What joins words of a name."""
 _MISSING_AS_WRITTEN = frozenset({"NA", "None"})
 """Python's and R's words, case-sensitive; "none" is a usual name for a class."""
 _YES, _NO = frozenset({"yes", "y", "true", "t", "1"}), frozenset({"no", "n", "false", "f", "0"})
@@ -113,14 +115,19 @@ def _twins(names: Sequence[str]) -> Iterator[str]:
                 "Write them alike, or give --target-kind class to keep both"
             )
         # macOS stores accents decomposed, other systems composed: the same name with other bytes.
-        earlier = plain.setdefault(unicodedata.normalize("NFC", " ".join(name.split()).casefold()), name)
+        earlier = plain.setdefault(_JOINT.sub(" ", _plain(name)), name)
         if earlier != name:
             composed = unicodedata.normalize("NFC", earlier) == unicodedata.normalize("NFC", name)
             how = "in how Unicode writes their accents (macOS does so)" if composed else "in case or spaces"
+            how = how if _plain(earlier) == _plain(name) else "in spaces, _ or -"
             yield (
                 f"the classes {shown(earlier)} and {shown(name)} differ {how} alone: one class or two? Write "
                 "them alike, or give --target-kind class to keep both"
             )
+
+
+def _plain(name: str) -> str:
+    return unicodedata.normalize("NFC", " ".join(name.split()).casefold())
 
 
 def _answers(names: Sequence[str]) -> Iterator[str]:

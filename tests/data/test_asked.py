@@ -227,6 +227,11 @@ ASKED: dict[str, tuple[Save, dict[str, Any], str]] = {
         {},
         "the classes 'ice cream' and 'ice_cream' differ in spaces, _ or - alone: one class or two",
     ),
+    "row numbers of two tables that were merged": (
+        table("a,id_y,label\n0.5,7,0\n0.75,3,1\n", "t.csv"),
+        {},
+        "is the column 'id_y' a feature.*--leave-out id_y",
+    ),
     "wine quality": (
         table("acid,quality\n" + "".join(f"{n}.5,{n % 4 + 3}\n" for n in range(40)), "t.csv"),
         {"target": "quality=quality"},

@@ -596,3 +596,17 @@ def test_fields_that_no_role_names_are_listed_once(tmp_path: Path, ask_hpcdl: Co
     own = reader(tmp_path, "\n".join(lines))
     done = ask_hpcdl(["shard", "--reader", f"{own}:samples", tmp_path / "any", tmp_path / "out"])
     assert done.code == 0 and done.err.count("observer") == 1 and "arrays not used: 'observer'" in done.err, done.err
+
+
+@pytest.mark.parametrize(("made", "said"), [("{'x': x, 'y': y}", True), ("{'x': x, 'y': y[0]}", False)])
+def test_all_samples_given_as_one_are_said(tmp_path: Path, made: str, said: bool) -> None:
+    lines = [
+        "import numpy as np",
+        "def read(path):",
+        "    x, y = np.ones((9, 4)), np.arange(9) % 3",
+        f"    yield {made}",
+    ]
+    spec = f"{reader(tmp_path, chr(10).join(lines))}:read"
+    (tmp_path / "s").mkdir()
+    understood = make(tmp_path / "s", tmp_path / "out", spec).understood
+    assert any("are these 9 samples?" in line for line in understood) == said, understood

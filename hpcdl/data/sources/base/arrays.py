@@ -41,7 +41,7 @@ from hpcdl.data.sources.base.flat import (
     stamp_of,
     words_among_numbers,
 )
-from hpcdl.data.sources.base.pairing import ask_of_order, copies_of_targets
+from hpcdl.data.sources.base.pairing import ask_of_order, copies_of_targets, one_of_all
 from hpcdl.data.sources.base.placed import STRINGS, ArrayGroup, PlacedArray, shape_text
 from hpcdl.data.sources.base.source import Array, ArrayLocation, Content, Index, IndexWriter, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import leaves_out_split, some
@@ -274,6 +274,7 @@ class FieldSource:
         for item, own in zip(fields, arrays, strict=True):
             scales = "" if self._spec.normalised else unscaled(item, own)
             lines += filter(None, [self.as_fed(item, own), scales, *doubts(item, own, splits)])
+        lines += filter(None, [one_of_all(fields, [own[0] for own in arrays]) if len(splits) == 1 else ""])
         return lines + ([] if self.compares_columns else copies_of_targets(fields, [own[0] for own in arrays]))
 
     def _starts_of(self, name: str) -> npt.NDArray[np.int64]:

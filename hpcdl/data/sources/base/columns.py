@@ -162,6 +162,10 @@ _PACKED = "x"
 """The field that combines all columns of numbers, unless --input is given."""
 
 
+def _names_series(name: str) -> bool:
+    return names_group(name) or _SERIES.fullmatch(name.lower()) is not None
+
+
 def _groups_shared(tables: Mapping[str, Mapping[str, TableColumn]]) -> list[str]:
     """Return a remark if rows of one patient, or what else a column names, are in several splits."""
     name = next(filter(names_group, next(iter(tables.values()))), None)
@@ -523,15 +527,7 @@ class ColumnSource(FieldSource):
                 f"{self._location}: is the column {shown(id_column)} a feature, or a number of the rows? Give "
                 f"--leave-out {typed(id_column)}, or name the inputs, each with --input COLUMN=NAME"
             )
-        group = next(
-            (
-                candidate
-                for candidate in inputs
-                if (names_group(candidate) or _SERIES.fullmatch(candidate.lower()))
-                and candidate not in self._coded_columns()
-            ),
-            None,
-        )
+        group = next((own for own in inputs if _names_series(own) and own not in self._coded_columns()), None)
         if group is not None and self._spec.asks:
             raise SourceError(
                 f"{self._location}: is the column {shown(group)} a feature, or does it say which rows belong together? "

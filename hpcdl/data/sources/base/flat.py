@@ -459,7 +459,20 @@ def is_id(name: str) -> bool:
     parts = re.split(r"[\W_]+", _in_words(name))
     if re.fullmatch(r"unnamed: ?[0-9]+(?:\.[0-9]+)?", name.lower()):  # so pandas calls the index of a table read again
         return True
-    return parts[-1] in ("id", "ids", "uid", "uuid", "idx", "index", "number", "nr", "key", "serial", "timestamp")
+    parts = parts[:-1] if parts[-1] in ("x", "y") else parts  # which pandas.merge adds
+    return bool(parts) and parts[-1] in (
+        "id",
+        "ids",
+        "uid",
+        "uuid",
+        "idx",
+        "index",
+        "number",
+        "nr",
+        "key",
+        "serial",
+        "timestamp",
+    )
 
 
 def names_class(name: str) -> bool:

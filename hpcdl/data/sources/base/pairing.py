@@ -112,3 +112,14 @@ def _place_of_classes(values: Array, classes: Array) -> int | None:
     numbers = np.sort(least, axis=0)
     found = np.flatnonzero((least == most).all(0) & (numbers[1:] > numbers[:-1]).all(0))
     return int(found[0]) if len(found) else None
+
+
+def one_of_all(fields: Sequence[Field], arrays: Sequence[PlacedArray]) -> str:
+    """Describe the only sample of a source if it seems to be all samples in one; empty for others."""
+    lengths = {item.shape[0] if item.shape else 1 for item in fields}
+    if len(fields) < 2 or arrays[0].num_samples != 1 or len(lengths) > 1 or lengths <= {1}:
+        return ""
+    count = lengths.pop()
+    return (
+        f"there is 1 sample, and all its arrays have {count} rows: are these {count} samples? Then give each by itself"
+    )

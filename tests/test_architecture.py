@@ -154,6 +154,7 @@ def imported_files(path: Path, names: dict[str, Path]) -> set[Path]:
     return {names[name] for name in wanted if name in names} - {path}
 
 
+@pytest.mark.long
 def test_every_name_that_tests_import_is_there() -> None:
     """Every name that tests import exists, also in programs that a test starts as ranks, where errors show late."""
     missing = []

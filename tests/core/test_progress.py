@@ -53,6 +53,7 @@ def test_a_terminal_gets_one_line_that_is_drawn_again(tmp_path: Path, monkeypatc
     os.close(leader)
 
 
+@pytest.mark.long
 def test_quiet_leaves_the_result_alone(ask_hpcdl: CommandLine) -> None:
     loud = ask_hpcdl([*SHORT, "--run-dir", "loud"])
     quiet = ask_hpcdl([*SHORT, "-q", "--run-dir", "quiet"])

@@ -312,6 +312,7 @@ def test_who_stops_taking_shards_stops_the_writing(tmp_path: Path, monkeypatch: 
     assert len(list((tmp_path / "out").glob("shard-*.h5"))) < 20
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("late")
 def test_both_parts_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a source takes long, two processes write its shards, byte by byte as one process would."""

@@ -146,6 +146,7 @@ def read_by(folder: Path) -> list[list[str]]:
     return [line.split() for line in (folder / "read-by").read_text().splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("processes_at_once")
 def test_items_are_read_by_several_processes_to_the_same_bytes(many: Path, tmp_path: Path) -> None:
     spec = f"{reader(tmp_path, SLOW)}:Files"
@@ -172,6 +173,7 @@ BETWEEN = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", BETWEEN)
 @pytest.mark.usefixtures("processes_at_once")
 def test_what_goes_wrong_in_another_process_names_the_item(name: str, many: Path, tmp_path: Path) -> None:
@@ -206,6 +208,7 @@ def killed_after_shards(line: list[Any], target: Path, count: int, home: Path) -
     assert not (target / "manifest.json").exists()
 
 
+@pytest.mark.long
 def test_a_killed_reader_of_items_resumes_to_the_same_bytes(many: Path, tmp_path: Path, ask_hpcdl: CommandLine) -> None:
     spec = f"{reader(tmp_path, SLOW)}:Files"
     flags = ["--reader", spec, "--shards", "12", "--input", "x", "--target", "label", "--workers"]

@@ -120,6 +120,7 @@ def test_a_slow_link_takes_its_time_in_each_direction(sends: bool) -> None:
     assert impaired(body, 2)[0] >= messages * num_bytes / MIBIT_100
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(COLLECTIVES))
 def test_every_all_reduce_gives_the_same_sums(name: str) -> None:
     def body(group: Observed, network: Impairment) -> bytes:

@@ -128,6 +128,7 @@ def test_every_difference_is_reported_before_anything_is_written(
     )
 
 
+@pytest.mark.long
 def test_a_run_that_has_finished_keeps_its_results(session_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "my run"
     words = ["train", "--model", "lenet", "--strategy", "single", "--data", shards, "--profile", "none", "--run-dir",

@@ -73,6 +73,7 @@ def test_size_is_as_the_table_and_the_papers_say(name: str) -> None:
     assert (size.parameters, round(size.macs / 1e6, 3)) == PAPER[name]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_another_number_of_classes(name: str) -> None:
     info = MODELS[name]
@@ -86,6 +87,7 @@ def test_another_number_of_classes(name: str) -> None:
     assert measure_size(model).parameters == default - sum((width + 1) * (info.classes - 7) for width in widths)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_smallest_size_builds_and_one_less_is_refused(name: str, channels: int) -> None:

@@ -123,6 +123,7 @@ def imported(folder: Path, num_bytes: int) -> list[str | Path]:
     return ["predict", "--import", "csv", path, "--network", "1gbe", "--nodes", "64", "--strategy", "ring", "--json"]
 
 
+@pytest.mark.long
 def test_layers_that_runs_lack_come_from_the_model_file(
     session_hpcdl: CommandLine, folder: Path, tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ def test_a_script(run_hpcdl: CommandLine, node: Mapping[str, str], tmp_path: Pat
     in_record(run_hpcdl, node, ["run", "--run-dir", run_dir, "--", script, FILE.parent], run_dir)
 
 
+@pytest.mark.long
 def test_a_script_that_computes_on_processors_says_nothing(
     run_hpcdl: CommandLine, node: Mapping[str, str], tmp_path: Path
 ) -> None:

@@ -155,6 +155,7 @@ def test_a_baseline_that_was_faster_fails_the_command(ask_hpcdl: CommandLine, st
     assert ask_hpcdl([*arguments, "--format", "json", "--fail-on-regression", "20"]).code == 0
 
 
+@pytest.mark.long
 def test_the_same_study_is_no_regression(ask_hpcdl: CommandLine, study: Path, tmp_path: Path) -> None:
     finished = ask_hpcdl(
         ["report", study, "--baseline", study, "--fail-on-regression", "0", "--out", tmp_path / "out", "--format", "md"]
@@ -163,6 +164,7 @@ def test_the_same_study_is_no_regression(ask_hpcdl: CommandLine, study: Path, tm
     assert "0 became faster and 0 slower" in (tmp_path / "out" / "report.md").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes, why",
     [

@@ -75,6 +75,7 @@ def test_every_algorithm_scales(strategy: str) -> None:
     assert abs(matrix - exact[0]).max() <= 2 * NUM_RANKS * 2.0**-11 * abs(exact[0]).max()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_an_overflow_is_not_hidden(value: float) -> None:
     made, _ = gradients(1.0)

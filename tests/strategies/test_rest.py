@@ -166,6 +166,7 @@ def by_threads(compress: str, gradients: list[list[Any]], **more: Any) -> list[l
     return run(len(gradients), rank)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compress", FORMS)
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_gradients_that_are_not_finite_end_the_step_with_the_variable_named(compress: str, value: float) -> None:

@@ -180,6 +180,7 @@ def limited(tmp_path: Path, stop_after_s: float, **behaviour: Any) -> tuple[Call
     return Sweep(tmp_path / "study", study, plan, state, allocation, stop_after_s=stop_after_s).run, tmp_path / "fake"
 
 
+@pytest.mark.long
 def test_the_time_limit_of_the_job_ends_the_sweep_with_75(tmp_path: Path) -> None:
     run, fake = limited(tmp_path, patience(3), seconds=60)  # the fake's Python has to start before the limit
     with pytest.raises(StoppedEarly, match="4 of 4 runs to go"):

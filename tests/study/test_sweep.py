@@ -152,6 +152,7 @@ def test_a_killed_sweep_continues_and_repeats_nothing_that_finished(tmp_path: Pa
     assert len(starts) <= 6 + 3, "each kill costs one run at most"
 
 
+@pytest.mark.long
 def test_a_run_that_ended_while_nobody_looked_is_kept(tmp_path: Path) -> None:
     allocation = behave(tmp_path, seconds=0.3)
     process = started(tmp_path)
@@ -170,6 +171,7 @@ def test_a_run_that_ended_while_nobody_looked_is_kept(tmp_path: Path) -> None:
     assert state.run(plan.runs[0].name).seconds == 20.0, "with its start, not its training alone"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("damage", ["gone", "damaged"])
 def test_a_finished_run_without_its_record_is_run_again_and_reported(tmp_path: Path, damage: str) -> None:
     study, plan = small_study()
@@ -189,6 +191,7 @@ def test_a_finished_run_without_its_record_is_run_again_and_reported(tmp_path: P
     assert f"{lost} is run again: it had finished, but its record is missing or damaged" in lines
 
 
+@pytest.mark.long
 def test_what_killed_ranks_have_recorded_does_not_stay_on_the_node(tmp_path: Path) -> None:
     """After a kill, the restarted run removes from the node what the old ranks recorded."""
     behave(tmp_path, seconds=30)
@@ -207,6 +210,7 @@ def test_what_killed_ranks_have_recorded_does_not_stay_on_the_node(tmp_path: Pat
     assert not recorded.parent.exists()
 
 
+@pytest.mark.long
 def test_ranks_that_still_save_on_another_node_are_waited_for(tmp_path: Path) -> None:
     behave(tmp_path, seconds=30)
     process = started(tmp_path)

@@ -128,6 +128,7 @@ def test_a_held_out_loss_that_is_not_finite_is_reported_and_no_number(
     assert [*(run_dir / "checkpoints").iterdir()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("planted", "words"),
     [

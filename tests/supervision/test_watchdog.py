@@ -208,6 +208,7 @@ def test_who_leaves_with_all_others_writes_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_a_run_that_moves_writes_nothing(tmp_path: Path) -> None:
     ranks = [Rank(0, tmp_path), Rank(1, tmp_path)]
     stall_s = patience(0.6)
@@ -266,6 +267,7 @@ with seen.waiting_for("an all-reduce", [1]):
 """
 
 
+@pytest.mark.long
 def test_who_has_stood_still_itself_blames_nobody_for_that_time(tmp_path: Path) -> None:
     """A rank that was itself stopped blames no rank for that time, as in a virtual machine paused with all ranks."""
     stall_s = patience(1)

@@ -140,6 +140,7 @@ def test_a_run_leaves_its_traces_and_nothing_on_the_node(tmp_path: Path, local: 
     assert steps.numbers.tolist() == list(range(6)) and steps.waited_s == pytest.approx(0.25)
 
 
+@pytest.mark.long
 def test_levels_steps_and_ranks_keep_what_they_say(tmp_path: Path, local: Path) -> None:
     for trace in traced("steps", tmp_path / "steps"):
         assert names(trace) >= {*PARTS, "an all-reduce"} and not names(trace) & {"sending", "receiving"}
@@ -197,6 +198,7 @@ def test_what_killed_ranks_left_goes_after_a_day_and_what_is_written_stays(tmp_p
     assert [name for name, folder in folders.items() if folder.exists()] == ["alive", "fresh"]
 
 
+@pytest.mark.long
 def test_a_resumed_run_replaces_the_traces(tmp_path: Path, local: Path) -> None:
     traced("full", tmp_path / "run")
     traced("steps", tmp_path / "run", lambda group: steps_taken(group, 2))

@@ -67,6 +67,7 @@ def test_little_is_lost_on_tables_that_the_search_was_not_made_with(name: str, t
     check(name, SOAK_SEEDS, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["random-effects", "holes", "three-rows", "strangers"])
 def test_little_is_lost_on_a_few_of_those(name: str, tmp_path: Path) -> None:
     check(name, 2, tmp_path)

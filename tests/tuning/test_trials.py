@@ -143,6 +143,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.long
 def test_a_hanging_trial_is_killed_with_everything_it_started(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     begin = time.monotonic()

@@ -34,10 +34,10 @@ from hpcdl.scripts.fit.model import (
     prepare_model,
     set_own,
 )
-from hpcdl.scripts.fit.samples import SamplesOfEpoch, is_split, stop_noting, warn_of_same_samples
+from hpcdl.scripts.fit.samples import SamplesOfEpoch, is_split, long_epochs, stop_noting, warn_of_same_samples
 from hpcdl.scripts.fit.settings import settings_of_model, warn_of_other_settings
 from hpcdl.scripts.fit.variables import CombinedVariables, fixed_and_own, shared_variables_of, warn_of_local_variables
-from hpcdl.scripts.process.session import Session, is_initialized, is_rank, session
+from hpcdl.scripts.process.session import Session, is_initialized, is_rank, session, warn_once
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.supervision.control import check_same_weights, digest_of
 
@@ -433,6 +433,8 @@ def _with_own(given: Any, model: Any, group: ScriptGroup, arguments: Mapping[str
     data = arguments.get("x")
     once = data if arguments.get("steps_per_epoch") is None else None
     call = {name: arguments[name] for name in (*_EPOCHS, _WEIGHTS) if name in arguments}
+    if text := long_epochs(data, arguments.get("steps_per_epoch"), group.size):
+        warn_once(group, "steps of an epoch", text)
     by_hand = isinstance(given, keras.callbacks.CallbackList)
     listed = given.callbacks if by_hand else tf.nest.flatten(given) if given else []
     agreeing = [callback for callback in listed if isinstance(callback, AgreeOverRanks)]

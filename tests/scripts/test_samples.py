@@ -12,7 +12,15 @@ import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
 from hpcdl.scripts.fit import samples
-from hpcdl.scripts.fit.samples import SamplesOfEpoch, SamplesOfLoop, _sketch, note_samples, stop_noting, verdict
+from hpcdl.scripts.fit.samples import (
+    SamplesOfEpoch,
+    SamplesOfLoop,
+    _sketch,
+    long_epochs,
+    note_samples,
+    stop_noting,
+    verdict,
+)
 from hpcdl.scripts.fit.scaling import scaling_of
 from hpcdl.scripts.process.group import ScriptGroup
 
@@ -237,3 +245,27 @@ def test_parts_that_each_rank_has_scaled_are_named(parts: list[np.ndarray], warn
         patch.setattr("hpcdl.scripts.fit.samples.warn_once", lambda group, key, warning: said.append(warning))
         samples.warn_of_same_samples(Two(), object(), parts[0])  # type: ignore[arg-type]
     assert any("rank standardised its own" in text or "rank scaled its own" in text for text in said) == warned
+
+
+def shares(of: str) -> tf.data.Dataset:
+    """Return a rank's share of 100 samples on 2 ranks, repeated for ever."""
+    whole = tf.data.Dataset.range(100)
+    return {
+        "batches": lambda: whole.shard(2, 0).shuffle(10).batch(8).repeat().prefetch(1),
+        "samples": lambda: whole.shard(2, 0).repeat().batch(8, num_parallel_calls=2),
+        "known": lambda: whole.batch(8).shard(2, 0).map(lambda row: row).repeat(),
+        "whole": lambda: whole.batch(8).repeat(),
+        "once": lambda: whole.shard(2, 0).batch(8),
+        "filtered": lambda: whole.shard(2, 0).filter(lambda row: row > 3).batch(8).repeat(),
+    }[of]()
+
+
+@pytest.mark.parametrize(
+    ("of", "steps", "warned"),
+    [("batches", 12, True), ("samples", 13, True), ("known", 13, True), ("batches", 6, False), ("samples", 7, False),
+     ("batches", 20, False), ("whole", 12, False), ("once", 12, False), ("filtered", 12, False),
+     ("batches", None, False)],
+)  # fmt: skip
+def test_steps_of_one_process_for_a_rank_s_part_are_found(of: str, steps: int | None, warned: bool) -> None:
+    assert long_epochs(shares(of), steps, 2).startswith("steps_per_epoch=") == warned
+    assert not long_epochs(shares(of), steps, 1)

@@ -7,6 +7,7 @@ the inputs of the model are noted, and compared after 2, 4, 8, ... updates.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -36,6 +37,8 @@ _REPEATS_BY_CHANCE = 5
 """Samples of few different values repeat within a rank about as often as they are shared by chance."""
 _LEAST_SHARED = 0.05
 _LEAST_NUM_SHARED = 5
+_AS_LONG = 0.15
+"""Largest relative difference of an epoch's steps from those of one process."""
 _MOST_UPDATES = 1024
 """Updates of a custom loop whose samples are compared."""
 _KEEPS_SAMPLES = (
@@ -230,6 +233,31 @@ def is_split(data: Any) -> bool:
     if not isinstance(data, tf.data.Dataset):
         return False
     return _kind(data) == "Shard" or any(is_split(stage) for stage in data._inputs())
+
+
+def long_epochs(data: Any, steps: int | None, num_ranks: int) -> str:
+    """Return the warning if `steps_per_epoch` of a repeated data set is that of one process, or nothing."""
+    if steps is None or num_ranks == 1 or not is_split(data):
+        return ""
+    own = _steps_of_a_pass(data)
+    # Rounded numbers of batches differ by the last one.
+    if not own or not math.isclose(steps, own * num_ranks, rel_tol=_AS_LONG):
+        return ""
+    return (
+        f"steps_per_epoch={steps} takes each rank's part of the data {num_ranks} times, as if it were the whole; "
+        "divide the steps of one process by hpcdl.size()"
+    )
+
+
+def _steps_of_a_pass(stage: Any) -> float:
+    """Return how many elements a repeated data set has before it begins again; 0 if that is not known."""
+    kind, inputs = _kind(stage), stage._inputs()
+    if kind == "Repeat":
+        return float(max(int(inputs[0].cardinality()), 0))  # unknown numbers are negative
+    if len(inputs) != 1 or kind not in (*_KEEPS_SAMPLES, "Options"):
+        return 0.0
+    own = _steps_of_a_pass(inputs[0])
+    return own / int(stage._batch_size) if kind in ("Batch", "ParallelBatch") else own
 
 
 def _kind(stage: Any) -> str:

@@ -12,6 +12,7 @@ import pytest
 
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.records.run_record import HistoryPoint, RankRecord, RunRecord, from_json, read_record
+from hpcdl.report.runs.listing import list_runs
 from hpcdl.report.runs.run import from_record
 from hpcdl.report.runs.sources import gather, passed_over
 from tests.report.synthetic import make_record, write_run
@@ -45,6 +46,7 @@ def test_runs_behind_links_and_in_closed_folders_are_not_left_out_without_a_word
     assert gather([runs]).remarks == ()
     (runs / "more").symlink_to(other / "r00")
     line = f"links are not followed, so their runs are left out; name them too: {runs / 'more'}"
+    assert list_runs(runs)[1] == [line]
     assert line in gather([runs]).remarks and line not in gather([runs, runs / "more"]).remarks
     (folder / "links").mkdir()
     (folder / "links" / "more").symlink_to(other / "r00")

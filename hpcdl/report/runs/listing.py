@@ -19,7 +19,7 @@ from hpcdl.core.processes.collector import no_collection
 from hpcdl.core.records.from_json import partly, read_as
 from hpcdl.core.records.run_record import FILE_NAME, RUNNING, SCHEMA, RunRecord, state_of
 from hpcdl.core.units import IMAGES
-from hpcdl.report.runs.sources import find_run_dirs, run_name
+from hpcdl.report.runs.sources import find_run_dirs, passed_over, run_name, walk
 
 FACTS = (
     "status", "strategy", "model", "data", "ranks", "workers", "servers", "nodes", "batch_per_rank", "global_batch",
@@ -57,11 +57,14 @@ class ListedRun:
 
 
 def list_runs(folder: Path) -> tuple[list[ListedRun], list[str]]:
-    """Return the runs at or below `folder`, oldest first, and a line for each unreadable record."""
-    runs, unreadable = [], []
+    """Return the runs at or below `folder`, oldest first, and a line for each unreadable record or folder."""
+    runs: list[ListedRun] = []
+    walked = walk(folder)
+    run_dirs = find_run_dirs(folder, walked)
+    unreadable = passed_over(walked, run_dirs)
     # Records hold no cycles, for which Python would search among thousands of them.
     with no_collection():
-        for run_dir in find_run_dirs(folder):
+        for run_dir in run_dirs:
             try:
                 record = read_flat(run_dir)
             except CorruptError as error:

@@ -211,6 +211,11 @@ ASKED: dict[str, tuple[Save, dict[str, Any], str]] = {
         {},
         "which column is the label.*--label-field, one of 'age', 'sex'",
     ),
+    "a point of each picture": (
+        table("image,x,y\n0.png,0.5,0.25\n1.png,0.75,0.5\n"),
+        {},
+        "x and y may be one point, or x a number beside the label; give --label-field y",
+    ),
     "two columns of files": (
         table("image,mask\n0.png,1.png\n2.png,3.png\n"),
         {},

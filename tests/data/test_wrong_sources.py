@@ -340,6 +340,11 @@ WRONG: dict[str, dict[str, Case]] = {
     },
     "images": {
         "a list of what is not there": (listed("file,label\nq.png,1\n"), {}, r"cannot read 'q.png'"),
+        "a list of Windows": (
+            listed("file,label\n.\\p.png,1\n"),
+            {},
+            r"cannot read .*; './p.png' is there: write / in place of \\ in the list",
+        ),
         "a list without labels": (listed("file,label\np.png\n"), {}, "write file,label or file,label,split"),
         "a list with an odd split": (listed("file,label,split\np.png,1,a b\n"), {}, "a split cannot be called 'a b'"),
         "sizes differ": (two_sizes, {}, "--image-size"),

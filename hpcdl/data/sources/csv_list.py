@@ -184,7 +184,10 @@ class CsvSource:
             raise SourceError(f"{self._table}: no file of it is there, such as {shown(name)}{self._found_below(name)}")
 
     def _found_below(self, name: str) -> str:
-        """Say which folder beside the table contains the file, if one does."""
+        """Say where the file is, if a folder beside the table contains it, or if the list is one of Windows."""
+        slashed = name.replace("\\", "/")
+        if slashed != name and "\0" not in name and (self._table.parent / slashed).exists():
+            return f"; {shown(slashed)} is there: write / in place of \\ in the list"
         below = (folder for folder in self._table.parent.iterdir() if folder.is_dir() and "\0" not in name)
         holder = next((folder for folder in below if (folder / name).exists()), None)
         return (
@@ -318,6 +321,11 @@ class CsvSource:
             raise SourceError(f"{self._table} line 1: 1 fields; write file,label or file,label,split")
         matches = [number for number, name in enumerate(names) if name.lower() in _LABELS and number != file]
         if len(matches) == 1:
+            if names[matches[0]] == "y" and "x" in names:
+                raise SourceError(
+                    f"{self._table}: x and y may be one point, or x a number beside the label; give --label-field y "
+                    "for y alone, and for both a reader that yields them as one array (--reader FILE.py:NAME)"
+                )
             return matches[0]
         others = [number for number in range(count) if number != file]
         if names and len(others) > 1:

@@ -340,7 +340,7 @@ WRONG: dict[str, dict[str, Case]] = {
     },
     "images": {
         "a list of what is not there": (listed("file,label\nq.png,1\n"), {}, r"cannot read 'q.png'"),
-        "a list of Windows": (
+        "a list from Windows": (
             listed("file,label\n.\\p.png,1\n"),
             {},
             r"cannot read .*; './p.png' is there: write / in place of \\ in the list",

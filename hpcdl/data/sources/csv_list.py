@@ -184,7 +184,7 @@ class CsvSource:
             raise SourceError(f"{self._table}: no file of it is there, such as {shown(name)}{self._found_below(name)}")
 
     def _found_below(self, name: str) -> str:
-        """Say where the file is, if a folder beside the table contains it, or if the list is one of Windows."""
+        """Say where the file is, if a folder beside the table contains it, or if the list comes from Windows."""
         slashed = name.replace("\\", "/")
         if slashed != name and "\0" not in name and (self._table.parent / slashed).exists():
             return f"; {shown(slashed)} is there: write / in place of \\ in the list"

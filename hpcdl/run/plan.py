@@ -107,6 +107,21 @@ class RunPlan:
             stream.close()
 
 
+def _check_checkpoints(resolved: ResolvedConfig[TrainConfig], info: StrategyInfo) -> None:
+    """Raise UsageError for settings of checkpoints that others must go with."""
+    checkpoint = resolved.config.checkpoint
+    if checkpoint.local_checkpoint_every and not checkpoint.elastic:
+        raise UsageError("--local-checkpoint-every keeps what new ranks continue from: add --elastic, or leave it out")
+    if not checkpoint.local_checkpoint_every and resolved.origins["local-checkpoint-folder"] == "flag":
+        raise UsageError(
+            "--local-checkpoint-folder is for copies in the nodes' memory: add --local-checkpoint-every N, or leave it"
+            " out"
+        )
+    if checkpoint.checkpoint_every != AUTO and resolved.origins["mtbf"] == "flag":
+        raise UsageError("--mtbf is for --checkpoint-every auto: add that, or leave it out")
+    check_redundancy(checkpoint, info)
+
+
 def check_redundancy(checkpoint: CheckpointConfig, info: StrategyInfo) -> None:
     """Raise UsageError if redundancy is requested without copies in memory, or if ranks cannot exchange copies."""
     if checkpoint.local_checkpoint_redundancy == NONE:
@@ -173,9 +188,7 @@ def prepare(resolved: ResolvedConfig[TrainConfig]) -> RunPlan:
     check_injected(resolved)
     if config.run.epochs is not None and config.run.steps is not None:
         raise UsageError("--epochs and --steps exclude each other; give one of them")
-    if config.checkpoint.local_checkpoint_every and not config.checkpoint.elastic:
-        raise UsageError("--local-checkpoint-every keeps what new ranks continue from: add --elastic, or leave it out")
-    check_redundancy(config.checkpoint, info)
+    _check_checkpoints(resolved, info)
     _check_installed(config.run)
     check_possible(
         config.safety.inject,

@@ -45,7 +45,7 @@ from hpcdl.run.listing import step_to_resume
 from hpcdl.run.plan import RunPlan, rule_in_force
 from hpcdl.run.rundir import MODEL_FILE, changed_code
 from hpcdl.run.shrink import ShrunkRun
-from hpcdl.run.trained_data import losses_of
+from hpcdl.run.trained_data import losses_of, unmeasured_target
 from hpcdl.step.bucket_size import BucketChoice
 from hpcdl.step.kernels.table import names_used, use_chosen_kernels
 from hpcdl.step.preprocess import fed, model_shapes, preprocessed
@@ -166,6 +166,8 @@ def _begun(trainer: Trainer, group: Communicator, record: RunRecord, run_dir: Pa
     run_plan, journal, limits = parts.run_plan, parts.journal, parts.config.checkpoint
     warnings = [*([run_plan.info.warning] if run_plan.info.warning else []), *parts.worker.warnings]
     warnings += run_plan.schedule.warnings
+    if why := unmeasured_target(parts.config.objective, run_plan.dataset):
+        warnings.append(why)
     resumed_from = _resume(trainer, run_dir, group, warnings) if limits.resume else None
     if resumed_from is not None:
         record = results.continued_record(record, run_dir, resumed_from)

@@ -27,7 +27,7 @@ from hpcdl.node.engine import check_library
 from hpcdl.run.faults import check_injected, check_possible
 from hpcdl.run.groups import check_groups
 from hpcdl.run.schedules import Schedule, build_schedule
-from hpcdl.run.trained_data import check_objective, check_target
+from hpcdl.run.trained_data import check_objective, unmeasured_target
 from hpcdl.strategies.base.strategy import StrategyInfo, check_ranks
 from hpcdl.strategies.refusals import (
     check_allowed,
@@ -242,9 +242,10 @@ def _check_data(resolved: ResolvedConfig[TrainConfig], dataset: Dataset) -> None
     check_network(config, dataset)
     check_objective(config.objective, dataset)
     check_changes(config.data, dataset)
-    if not config.checkpoint.resume:  # a run that has begun may go on to its end
-        check_target(config.objective, dataset)
-    if dataset.folder is None and resolved.origins["stage"] in ("flag", "--set"):
+    # A file, such as a study's, may be tried on other data: there the ranks warn.
+    if resolved.origins["target-accuracy"] == "flag" and (why := unmeasured_target(config.objective, dataset)):
+        raise UsageError(why)
+    if dataset.folder is None and resolved.origins["stage"] == "flag":
         raise UsageError(f"--stage {config.data.stage}: {dataset.name} has no files to copy; leave it out")
 
 

@@ -92,19 +92,20 @@ def check_objective(config: ObjectiveConfig, dataset: Dataset) -> None:
             )
 
 
-def check_target(config: ObjectiveConfig, dataset: Dataset) -> None:
-    """Raise UsageError for a target accuracy that nothing measures: the run would go on to its end."""
+def unmeasured_target(config: ObjectiveConfig, dataset: Dataset) -> str:
+    """Return why nothing measures the target accuracy, so that a run goes on to its end; empty if something does."""
     if config.target_accuracy is None:
-        return
+        return ""
     given = f"--target-accuracy {config.target_accuracy:g}"
     if dataset.evaluation_split is None:
-        raise UsageError(
+        return (
             f"{given}: {dataset.name} has no held-out samples to measure it on; leave it out, or hold some out with "
             "hpcdl shard --split train=0.9,val=0.1"
         )
     losses = losses_of(config, [field.name for field in dataset.targets]).values()
     if CROSS_ENTROPY not in losses:
-        raise UsageError(f"{given}: --loss {', '.join(dict.fromkeys(losses))} counts no accuracy; leave it out")
+        return f"{given}: --loss {', '.join(dict.fromkeys(losses))} counts no accuracy; leave it out"
+    return ""
 
 
 def _names_classes(field: Field) -> bool:

@@ -55,7 +55,8 @@ def prepare_points(study: Study, plan: StudyRuns) -> tuple[StudyRuns, dict[int, 
             prepared[point.number] = prepare(resolved)
         except (UsageError, CorruptError) as error:
             refused[point.number] = str(error)
-    able = {_job(point) for point in plan.points if point.number in prepared}
+    # A try that can run measures nothing: without the point that it is for it is left out too.
+    able = {_job(point) for point in plan.points if point.number in prepared and not point.tried_for}
     wrong = [point for point in plan.points if point.number in refused and _job(point) not in able]
     problems += [f"{study.origin}: {line}" for point in wrong for line in refused[point.number].splitlines()]
     if problems:

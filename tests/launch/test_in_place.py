@@ -24,7 +24,7 @@ from hpcdl.cluster.status import RankStatus, StatusReport, failed_of, raise_for,
 from hpcdl.collectives.table import COLLECTIVES
 from hpcdl.comm.mpi.communicator import MpiCommunicator
 from hpcdl.comm.observed import RankMonitor
-from hpcdl.config.load import ResolvedConfig, flag_layer, load
+from hpcdl.config.load import Layer, ResolvedConfig, load
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import BrokenGroup, RankError, carried, original
 from hpcdl.core.protocols import LaunchPlan
@@ -52,7 +52,8 @@ from tests.training_runs import (
 
 def config(**flags: object) -> ResolvedConfig[TrainConfig]:
     fixed = {"model": "lenet", "data": "synthetic:mnist", "ranks": 4, "batch-size": 16, "elastic": True}
-    return load(TrainConfig, [flag_layer({**fixed, "min-workers": 2, **flags})])
+    # As a file's: a flag that synthetic data do not take (--stage) would be refused.
+    return load(TrainConfig, [Layer(origin="file (test)", values={**fixed, "min-workers": 2, **flags})])
 
 
 def mpi(monkeypatch: pytest.MonkeyPatch, flavour: str = "openmpi", version: str = "5.0.11") -> None:

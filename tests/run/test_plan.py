@@ -55,5 +55,5 @@ def test_flags_that_nothing_uses_are_refused(settings: dict[str, Any], reported:
 
 
 def test_a_target_that_nothing_measures_is_refused() -> None:
-    assert "has no held-out samples to measure it on" in planned({"target-accuracy": 0.9}, "file")
-    assert "samples a step" in planned({"target-accuracy": 0.9, "resume": True}, "file"), "what has begun may end"
+    assert "has no held-out samples to measure it on" in planned({"target-accuracy": 0.9}, "flag")
+    assert "samples a step" in planned({"target-accuracy": 0.9}, "file"), "a study may be tried on other data"

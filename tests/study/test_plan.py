@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcdl.config.load import all_settings
+from hpcdl.config.load import ResolvedConfig, all_settings
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.settings import Setting
 from hpcdl.config.study import Study, load_study, study_tables
 from hpcdl.core.errors import ConfigError, UsageError
 from hpcdl.core.storage.files import write_toml
+from hpcdl.run.plan import RunPlan
+from hpcdl.study import points
 from hpcdl.study.plan import StudyRuns, make_plan
 from hpcdl.study.points import OWN, prepare_points
 from tests.conftest import ROOT
@@ -298,3 +300,19 @@ def test_the_gallery_is_ready_to_run(name: str) -> None:
     assert max(point.ranks for point in plan.points) <= 4
     assert name in ("bnl-accuracy", "sc17-methods", "rarely") or max(item.num_steps for item in run_plan.values()) <= 20
     assert small.plan.mode == study.plan.mode
+
+
+def test_a_study_of_which_only_tries_could_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended with Python's own error, because the tries counted as runs that are accepted."""
+    study = load_study(STUDIES / "rarely.toml", {"data": "synthetic:mnist"})
+    plan = make_plan(study)
+    able = points.prepare
+
+    def prepare(resolved: ResolvedConfig[TrainConfig]) -> RunPlan:
+        if resolved.config.objective.target_accuracy is not None:
+            raise UsageError("no held-out samples")
+        return able(resolved)
+
+    monkeypatch.setattr(points, "prepare", prepare)
+    with pytest.raises(ConfigError, match="no held-out samples"):
+        prepare_points(study, plan)

@@ -36,8 +36,8 @@ from hpcdl.strategies.refusals import (
     check_exchange,
     check_model,
     check_optimizer,
-    check_rates,
     check_steps_per_call,
+    check_unused,
 )
 from hpcdl.strategies.table import find_strategy
 
@@ -112,13 +112,6 @@ def _check_checkpoints(resolved: ResolvedConfig[TrainConfig], info: StrategyInfo
     checkpoint = resolved.config.checkpoint
     if checkpoint.local_checkpoint_every and not checkpoint.elastic:
         raise UsageError("--local-checkpoint-every keeps what new ranks continue from: add --elastic, or leave it out")
-    if not checkpoint.local_checkpoint_every and resolved.origins["local-checkpoint-folder"] == "flag":
-        raise UsageError(
-            "--local-checkpoint-folder is for copies in the nodes' memory: add --local-checkpoint-every N, or leave it"
-            " out"
-        )
-    if checkpoint.checkpoint_every != AUTO and resolved.origins["mtbf"] == "flag":
-        raise UsageError("--mtbf is for --checkpoint-every auto: add that, or leave it out")
     check_redundancy(checkpoint, info)
 
 
@@ -183,7 +176,7 @@ def prepare(resolved: ResolvedConfig[TrainConfig]) -> RunPlan:
     resolved = with_own_period(resolved, info)  # before the checks, which must see it
     config = resolved.config
     num_workers, num_servers = check_strategy(info, config)
-    check_rates(info, config.optimizer, resolved.origins)
+    check_unused(info, flatten(config), resolved.origins)
     check_steps_per_call(info, config.run.steps_per_call)
     check_injected(resolved)
     if config.run.epochs is not None and config.run.steps is not None:

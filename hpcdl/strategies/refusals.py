@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hpcdl.config.forms import BY_BLOCK, FULL, OFF, PLAIN, WITH_REST, parse_compression, parse_trace
+from hpcdl.config.load import all_settings
 from hpcdl.config.schema import (
     ElasticConfig,
     ExchangeConfig,
@@ -70,25 +71,30 @@ def check_optimizer(info: StrategyInfo, optimizer: OptimizerConfig, precision: s
     _refuse(info, list(_unknown_to_engine(info.features, optimizer, precision)))
 
 
-def check_rates(info: StrategyInfo, optimizer: OptimizerConfig, origins: Mapping[str, str]) -> None:
-    """Raise ConfigError for flags that neither the optimizer nor the schedule uses.
+def check_unused(info: StrategyInfo, values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+    """Raise ConfigError for flags that the other settings in `values` do not use.
 
     A file, or a study's `--set`, may serve several of them; a flag on the command line means this one.
     """
-    chosen = {"optimizer": optimizer.optimizer, "schedule": optimizer.schedule}
-    problems = [f"--{key}: {why}" for key, why in unused_rates(info, chosen).items() if origins[key] == "flag"]
+    problems = [f"--{key}: {why}" for key, why in unused_settings(info, values).items() if origins[key] == "flag"]
     if problems:
         raise ConfigError(problems)
 
 
-def unused_rates(info: StrategyInfo, chosen: Mapping[str, Any]) -> dict[str, str]:
-    """Return settings that the `chosen` optimizer and schedule do not use, each with the reason."""
-    return {
-        key: f"--{choice} {chosen[choice]} does not use it; leave it out, or choose {', '.join(users)}"
+def unused_settings(info: StrategyInfo, values: Mapping[str, Any]) -> dict[str, str]:
+    """Return settings that the others in `values` (by key, defaults may be left out) do not use, with the reasons."""
+    chosen = {choice: values.get(choice, _DEFAULTS[choice]) for choice, _ in _USERS.values()}
+    unused = {
+        key: f"--{choice} {chosen[choice]} does not use it; leave it out, or choose one that does: {', '.join(users)}"
         for key, (choice, users) in _USERS.items()
         # Of methods with equations of their own, `_rule_problems` knows what these use.
         if chosen[choice] not in users and not (choice == "optimizer" and info.features.optimizers)
     }
+    if not values.get("local-checkpoint-every"):
+        unused["local-checkpoint-folder"] = (
+            "it is for copies in the nodes' memory; leave it out, or add --local-checkpoint-every N"
+        )
+    return unused
 
 
 _USERS = {
@@ -97,8 +103,10 @@ _USERS = {
     "decay-epochs": ("schedule", ("step",)),
     "decay-factor": ("schedule", ("step",)),
     "decay-power": ("schedule", ("polynomial",)),
+    "mtbf": ("checkpoint-every", (AUTO,)),
 }
-"""Settings of some optimizers or schedules alone: the setting that chooses one, and those that use it."""
+"""Settings that go with some values of another one: that other one, and the values."""
+_DEFAULTS = {item.key: item.default for item in all_settings(TrainConfig)}
 
 
 def check_steps_per_call(info: StrategyInfo, asked: int | str) -> None:

@@ -21,7 +21,7 @@ from hpcdl.report.analysis.scaling import build_curves
 from hpcdl.report.evidence.checks import AttachedFile, Case, Measured, choose_curve, measure
 from hpcdl.report.evidence.template import AccessTemplate
 from hpcdl.report.runs.sources import Gathered
-from hpcdl.strategies.refusals import unused_rates
+from hpcdl.strategies.refusals import unused_settings
 from hpcdl.strategies.table import find_strategy
 from hpcdl.study.jobs import part_folder
 from hpcdl.study.plan import StudyRuns, make_plan
@@ -198,9 +198,9 @@ def train_words(record: RunRecord) -> list[str]:
     """Return the flags of `hpcdl train` that reproduce those settings of a record that are not defaults."""
     arguments = []
     settings = settings_by_key(TrainConfig)
-    # A file may hold what the run did not use; as a flag `hpcdl train` would refuse it.
-    defaults = {key: settings[key].default for key in ("optimizer", "schedule")}
-    unused = unused_rates(find_strategy(record.strategy), {**defaults, **record.config})
+    # A file or a site may set what the run did not use; as a flag `hpcdl train` would refuse it.
+    unused = {*unused_settings(find_strategy(record.strategy), record.config)}
+    unused |= set() if record.evaluated_on else {"target-accuracy"}
     for key, setting in settings.items():
         value = record.config.get(key)
         if value is None or key in _NOT_HANDED_ON or key in unused:

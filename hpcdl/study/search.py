@@ -31,7 +31,7 @@ from hpcdl.node.machines import read_topology
 from hpcdl.report.runs.searches import FILE_NAME, OF_SAMPLES, SearchRecord, SearchTrial, read_search
 from hpcdl.run.journal import FILE_NAME as METRICS
 from hpcdl.run.rundir import drop_heavy_results
-from hpcdl.strategies.refusals import unused_rates
+from hpcdl.strategies.refusals import unused_settings
 from hpcdl.strategies.table import find_strategy
 from hpcdl.study.jobs import Allocation
 from hpcdl.study.proposals import FAILED, FINISHED, RUNNING, STOPPED, Proposal, Proposals
@@ -379,9 +379,8 @@ _NOTES = ("message", "seconds", "node_hours", "ended_after_s")
 def command_of(search: SearchStudy, proposal: Proposal) -> str:
     """Return the `hpcdl train` command of a trial, as a user would type it."""
     values = {**search.train, "ranks": search.plan.ranks, **proposal.settings}
-    chosen = {key: values.get(key, _SETTINGS[key].default) for key in ("strategy", "optimizer", "schedule")}
     # A trial may have drawn what it does not use; as a flag `hpcdl train` would refuse it.
-    unused = unused_rates(find_strategy(chosen["strategy"]), chosen)
+    unused = unused_settings(find_strategy(values.get("strategy", _SETTINGS["strategy"].default)), values)
     arguments: list[str] = []
     for key, raw in values.items():
         if key in unused:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,14 @@ def test_the_script_has_the_settings_of_the_run() -> None:
     words = train_words(read_record(run))
     assert words[:2] == ["--model", "lenet"] and "--epochs" in words and "--learning-rate" in words
     assert not {"--ranks", "--run-dir", "--seed", "--momentum"} & {*words}, "defaults, and what a new job chooses"
+
+
+def test_the_script_leaves_out_what_the_run_did_not_use() -> None:
+    """A site's file may set these for all runs; `hpcdl train` refuses them as flags."""
+    record = read_record(ROOT / "docs" / "example-report" / "study" / "runs" / "002-ring-2w-128b-r1")
+    unused = {"momentum": 0.5, "optimizer": "sgd", "mtbf": 3600.0, "local-checkpoint-folder": "/nvme"}
+    words = train_words(dataclasses.replace(record, config={**record.config, **unused}))
+    assert not {"--momentum", "--mtbf", "--local-checkpoint-folder"} & {*words}
+    used = {**unused, "optimizer": "momentum", "checkpoint-every": "auto", "elastic": True, "local-checkpoint-every": 5}
+    words = train_words(dataclasses.replace(record, config={**record.config, **used}))
+    assert {"--momentum", "--mtbf", "--local-checkpoint-folder"} <= {*words}

@@ -10,7 +10,7 @@ from hpcdl.core.records.run_record import FAILED, LOST, STOPPED, is_measured
 from hpcdl.core.statistics import drift, outliers, welch_log_ratio
 from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.names import point_name
-from hpcdl.report.analysis.scaling import Curve
+from hpcdl.report.analysis.scaling import Curve, with_base_of
 from hpcdl.report.analysis.settings import settings_of_runs, trifling_differences
 from hpcdl.report.document import number
 from hpcdl.report.runs.run import EMULATED, Run, contradictions, learned_apart, rates_in_order
@@ -33,7 +33,7 @@ def caveats(runs: Sequence[Run], unreadable: Sequence[str], curves: Sequence[Cur
         lambda: _mixed(runs, "machine", "machines"),
         lambda: _mixed(runs, "processor", "machines by processor"),
         lambda: _mixed(runs, "version", "versions"),
-        lambda: _missing_base(curves),
+        lambda: _missing_base(curves, runs),
         lambda: _borrowed_base(curves),
         lambda: _single_measurements(curves),
         lambda: _learned_alike(runs),
@@ -174,7 +174,7 @@ def _mixed(runs: Sequence[Run], name: str, plural: str) -> Iterable[str]:
         yield f"mixed {plural}, never averaged with each other: {listed(values)}"
 
 
-def _missing_base(curves: Sequence[Curve]) -> Iterable[str]:
+def _missing_base(curves: Sequence[Curve], runs: Sequence[Run]) -> Iterable[str]:
     # A curve of one size has no efficiency that could be relative to anything.
     bases = [point_name(curve, curve.base) for curve in curves if curve.base.n > 1 and len(curve.points) > 1]
     if bases:
@@ -186,17 +186,19 @@ def _missing_base(curves: Sequence[Curve]) -> Iterable[str]:
     lonely = [curve for curve in curves if curve.alone and id(curve.first) not in lent]
     if lonely:
         names = listed([point_name(curve, curve.base) for curve in lonely])
-        yield f"one size alone, so no speed-up and no efficiency{_base_to_ask_for(lonely)}: {names}"
+        yield f"one size alone, so no speed-up and no efficiency{_base_to_ask_for(lonely, runs)}: {names}"
 
 
-def _base_to_ask_for(lonely: Sequence[Curve]) -> str:
+_MOST_TRIED = 20
+"""Curves for which another strategy's base is looked for."""
+
+
+def _base_to_ask_for(lonely: Sequence[Curve], runs: Sequence[Run]) -> str:
     """Return a hint where one worker ran by another strategy alone, as by `single`: the report must not guess that."""
-    for one in lonely:
-        fixed = (one.mode, one.first.model, one.batch)
-        if one.base.n == 1 and any(
-            curve.base.n > 1 and (curve.mode, curve.first.model, curve.batch) == fixed for curve in lonely
-        ):
-            return f" (--base {one.first.strategy} makes its one worker the base of others)"
+    larger = [curve for curve in lonely if curve.base.n > 1][:_MOST_TRIED]
+    for strategy in dict.fromkeys(curve.first.strategy for curve in lonely if curve.first.workers == 1):
+        if any(curve.borrowed for curve in with_base_of(larger, runs, strategy)):
+            return f" (--base {strategy} makes its one worker the base of others)"
     return ""
 
 

@@ -106,11 +106,12 @@ def passed_over(walked: Walk, run_dirs: Iterable[Path]) -> list[str]:
 
 def find_run_dirs(path: Path, walked: Walk | None = None) -> list[Path]:
     """Return `path` if it holds a record, else all folders below it that do. `walked` is its walk, if known."""
-    run_dirs = [Path(folder) for folder, files in (walk(path) if walked is None else walked) if FILE_NAME in files]
+    walked = walk(path) if walked is None else walked
+    run_dirs = [Path(folder) for folder, files in walked if FILE_NAME in files]
     if run_dirs:
         return run_dirs
     if path.is_dir():
-        if lines := passed_over(walk(path), ()):
+        if lines := passed_over(walked, ()):
             raise UsageError(f"{path} holds no {FILE_NAME}: {'; '.join(lines)}")
         raise UsageError(f"{path} holds no {FILE_NAME}; name a run directory of `hpcdl train`, or a folder of them")
     kind = "a file" if path.exists() else "absent"

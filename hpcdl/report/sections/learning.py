@@ -99,10 +99,9 @@ def _measures(groups: Sequence[Sequence[Run]], rate: Column) -> Table:
             group[0].batch_per_rank, len(group),
             Interval.of([run.images_per_second for run in group]), Interval.of([run.step_seconds for run in group]),
             Interval.of([run.seconds_per_epoch for run in group]),
-            Interval.of([_accuracy(run) for run in learned_apart(group)]),
-            Interval.of([run.loss for run in learned_apart(group)]),
+            Interval.of([_accuracy(run) for run in apart]), Interval.of([run.loss for run in apart]),
         )
-        for index, group in enumerate(groups)
+        for index, (group, apart) in enumerate(zip(groups, map(learned_apart, groups), strict=True))
     ]  # fmt: skip
     return Table(
         title="Three measures of each setting",

@@ -452,6 +452,10 @@ def axes_remark(shape: Sequence[int], first: bool, axes: str) -> list[str]:
     ]
 
 
+_OF_IDS = ("id", "ids", "uid", "uuid", "idx", "index", "number", "nr", "key", "serial", "timestamp")
+"""Last words in names of ids."""
+
+
 def is_id(name: str) -> bool:
     """Return whether a column or array is named like an id of samples, patients or events, and not like a class."""
     if names_class(name):
@@ -460,19 +464,7 @@ def is_id(name: str) -> bool:
     if re.fullmatch(r"unnamed: ?[0-9]+(?:\.[0-9]+)?", name.lower()):  # so pandas calls the index of a table read again
         return True
     parts = parts[:-1] if parts[-1] in ("x", "y") else parts  # which pandas.merge adds
-    return bool(parts) and parts[-1] in (
-        "id",
-        "ids",
-        "uid",
-        "uuid",
-        "idx",
-        "index",
-        "number",
-        "nr",
-        "key",
-        "serial",
-        "timestamp",
-    )
+    return bool(parts) and parts[-1] in _OF_IDS
 
 
 def names_class(name: str) -> bool:

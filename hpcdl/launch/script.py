@@ -20,7 +20,7 @@ from hpcdl.cluster.limits import check_node
 from hpcdl.cluster.status import FOLDER
 from hpcdl.comm.agree import decided
 from hpcdl.comm.observed import Observed
-from hpcdl.config.load import ResolvedConfig, as_toml_values
+from hpcdl.config.load import ResolvedConfig, as_toml_values, flatten
 from hpcdl.config.schema import ScriptConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.core.paths import check_backend, own_program
@@ -46,6 +46,7 @@ from hpcdl.run.listing import check_going_back
 from hpcdl.run.shrink import check_least, check_shrunk
 from hpcdl.scripts.process.measure import KERNELS_VARIABLE
 from hpcdl.scripts.process.undistributed import ALLOWED_VARIABLE
+from hpcdl.strategies.refusals import check_unused
 from hpcdl.supervision.output import PREFIXED_VARIABLE, Output
 from hpcdl.trace.recorder import collected
 
@@ -107,6 +108,7 @@ def run_script(
     check_script(script.path)
     _check_words(script)
     config = resolved.config
+    check_unused(None, flatten(config), resolved.origins)
     with interruptible(config.checkpoint.resume or config.checkpoint.elastic):
         launcher = find_launcher()
         check_shrunk(resolved, launcher)
@@ -198,6 +200,7 @@ def run_inside(
     resolved = with_ranks(resolved, process)
     config = resolved.config
     check_least(resolved)
+    check_unused(None, flatten(config), resolved.origins)
     check_starts_ranks(config.checkpoint.elastic, process.launcher)
     check_started_with(config.run, process.launcher)
     with contextlib.ExitStack() as held:

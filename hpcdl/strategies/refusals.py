@@ -71,24 +71,24 @@ def check_optimizer(info: StrategyInfo, optimizer: OptimizerConfig, precision: s
     _refuse(info, list(_unknown_to_engine(info.features, optimizer, precision)))
 
 
-def check_unused(info: StrategyInfo, values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
-    """Raise ConfigError for flags that the other settings in `values` do not use.
+def check_unused(info: StrategyInfo | None, values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+    """Raise ConfigError for flags that the other settings in `values` do not use. `info` is None for a script.
 
     A file, or a study's `--set`, may serve several of them; a flag on the command line means this one.
     """
-    problems = [f"--{key}: {why}" for key, why in unused_settings(info, values).items() if origins[key] == "flag"]
+    problems = [f"--{key}: {why}" for key, why in unused_settings(info, values).items() if origins.get(key) == "flag"]
     if problems:
         raise ConfigError(problems)
 
 
-def unused_settings(info: StrategyInfo, values: Mapping[str, Any]) -> dict[str, str]:
+def unused_settings(info: StrategyInfo | None, values: Mapping[str, Any]) -> dict[str, str]:
     """Return settings that the others in `values` (by key, defaults may be left out) do not use, with the reasons."""
     chosen = {choice: values.get(choice, _DEFAULTS[choice]) for choice, _ in _USERS.values()}
     unused = {
         key: f"--{choice} {chosen[choice]} does not use it; leave it out, or choose one that does: {', '.join(users)}"
         for key, (choice, users) in _USERS.items()
         # Of methods with equations of their own, `_rule_problems` knows what these use.
-        if chosen[choice] not in users and not (choice == "optimizer" and info.features.optimizers)
+        if chosen[choice] not in users and not (choice == "optimizer" and info and info.features.optimizers)
     }
     if not values.get("local-checkpoint-every"):
         unused["local-checkpoint-folder"] = (

@@ -475,6 +475,14 @@ def under_mpiexec(hpcdl: CommandLine, folder: Path, words: Sequence[str | Path])
     )  # fmt: skip
 
 
+def test_a_flag_that_nothing_uses_is_refused_before_anything_starts(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("raise SystemExit(7)")
+    line = ["run", "--ranks", "2", "--run-dir", tmp_path / "run", "--mtbf", "10h", tmp_path / "script.py"]
+    refused = session_hpcdl(line)
+    assert refused.code == 2 and "--mtbf: --checkpoint-every 600.0 does not use it" in refused.err
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_script_from_stdin_is_refused_since_ranks_have_none(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("print(1)")
     with (tmp_path / "script.py").open() as given:

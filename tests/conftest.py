@@ -62,6 +62,8 @@ TOGETHER = {
 The first row that names a file counts. Clusters that tests damage therefore wait for Slurm beside the shared cluster,
 and installations that take minutes get a cluster of their own.
 """
+LISTENS = "0A"
+"""The state of a TCP socket in /proc/net/tcp on which a process listens."""
 _TOLD = 6000
 """Number of characters of each output that a failed test shows."""
 
@@ -225,12 +227,33 @@ def send(number: int, processes: Sequence[int]) -> None:
             os.kill(process, number)
 
 
+def command_line(pid: int) -> list[bytes]:
+    """Return the words that started a process; none if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
 def program_of(pid: int) -> bytes:
     """Return the program that a process runs; empty if the process has ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
-    except OSError:
-        return b""
+    return next(iter(command_line(pid)), b"")
+
+
+def listening(pid: int) -> Iterator[tuple[str, str, int]]:
+    """Yield inode, address in hexadecimal digits, and port of every TCP socket on which a process listens.
+
+    A socket may be closed, and the process may end, while this looks.
+    """
+    with contextlib.suppress(OSError):
+        tables = "".join(Path(f"/proc/{pid}/net/{kind}").read_text() for kind in ("tcp", "tcp6"))
+        rows = [row.split() for row in tables.splitlines()]
+        found = {row[9]: row[1].partition(":") for row in rows if row[3] == LISTENS}
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                inode = str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]")
+                if inode in found:
+                    yield inode, found[inode][0], int(found[inode][2], 16)
 
 
 def evidence_below(folder: Path, since_s: float) -> str:

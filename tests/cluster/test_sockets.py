@@ -3,33 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import EITHER, Mpi, end_family, family
+from tests.conftest import EITHER, Mpi, command_line, end_family, family, listening
 from tests.training_runs import SHORT, steps_done, wait_for
 
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
-_LISTENS = "0A"
-
-
-def listening(pid: int) -> Iterator[tuple[str, str]]:
-    """Yield inode and address, in hexadecimal digits, of every TCP socket on which a process listens."""
-    found = {}
-    for kind in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{kind}").read_text().splitlines()[1:]:
-            words = line.split()
-            if words[3] == _LISTENS:
-                found[words[9]] = words[1].partition(":")[0]
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            match = re.fullmatch(r"socket:\[(\d+)\]", str(descriptor.readlink()))
-        except FileNotFoundError:
-            continue
-        if match and match[1] in found:
-            yield match[1], found[match[1]]
 
 
 @pytest.mark.mpi
@@ -41,13 +22,13 @@ def test_ranks_on_one_node_listen_on_the_loopback_alone(mpi: Mpi, tmp_path: Path
     process = mpi.hpcdl.start([*SHORT, *data])
     try:
         wait_for(lambda: steps_done(run_dir) > 3 or process.poll() is not None)
-        sockets = {pid: set(listening(pid)) for pid in family(process.pid)}
-        programs = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in sockets}
+        sockets = {pid: {found[:2] for found in listening(pid)} for pid in family(process.pid)}
+        programs = {pid: words for pid in sockets if (words := command_line(pid))}
     finally:
         end_family(process.pid)
         process.communicate()
     ranks = [pid for pid, program in programs.items() if b"hpcdl.rank.main" in program]
-    launchers = [pid for pid, program in programs.items() if re.search(rb"mpiexec|orterun", program.split(b"\0")[0])]
+    launchers = [pid for pid, program in programs.items() if re.search(rb"mpiexec|orterun", program[0])]
     own = {pid: sockets[pid] - set.union(*(sockets[one] for one in launchers)) for pid in ranks}
     assert len(ranks) >= 2 and launchers
     assert all(address in LOOPBACK for found in own.values() for _, address in found), own

@@ -6,11 +6,10 @@ import os
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
-from tests.conftest import Finished, family, finish, patience
+from tests.conftest import Finished, command_line, family, finish, patience
 from tests.lab.desk import Desk
 from tests.lab.hosts import wait_until
 from tests.lab.nodes import TCP, hostfile_environment
@@ -82,5 +81,5 @@ def _hpcdl(process: subprocess.Popen[str]) -> int:
 
     Until its exec each of its children has the same command line, and could get the signal instead.
     """
-    lines = ((pid, Path(f"/proc/{pid}/cmdline").read_bytes()) for pid in family(process.pid))
-    return next(pid for pid, line in lines if b"python" in line.split(b"\0")[0] and b"hpcdl\0train" in line)
+    lines = ((pid, command_line(pid)) for pid in family(process.pid))
+    return next(pid for pid, line in lines if line and b"python" in line[0] and b"train" in line)

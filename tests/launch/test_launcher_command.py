@@ -17,7 +17,7 @@ import pytest
 from hpcdl.cluster.processes import end_marked, marked
 from hpcdl.cluster.status import read_statuses
 from hpcdl.cluster.supervise import LAUNCH_VARIABLE
-from tests.conftest import CommandLine, Mpi, patience
+from tests.conftest import CommandLine, Mpi, command_line, patience
 from tests.training_runs import SHORT, finish, start, steps_done, wait_for
 
 pytestmark = pytest.mark.mpi
@@ -45,13 +45,8 @@ def run_dir(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "run"
     yield path
     for status in read_statuses(path / "ranks"):
-        if f"{path}" in _command_line(status.pid):
+        if os.fsencode(path) in command_line(status.pid):
             os.kill(status.pid, signal.SIGKILL)
-
-
-def _command_line(pid: int) -> str:
-    path = Path(f"/proc/{pid}/cmdline")
-    return path.read_text() if path.exists() else ""
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from hpcdl.cluster.status import FOLDER as RANKS
 from hpcdl.cluster.status import read_statuses
 from hpcdl.core.records.run_record import read_record
 from hpcdl.run.journal import FILE_NAME
-from tests.conftest import CommandLine, end_family, patience
+from tests.conftest import CommandLine, end_family, family, patience
 
 pytestmark = pytest.mark.mpi
 
@@ -193,17 +193,8 @@ def test_with_ulfm_the_run_continues_without_a_killed_worker(
 def rank_process(mpiexec: int, rank: int) -> int:
     """Return the process number of a rank below an mpiexec of Open MPI."""
     wanted = f"OMPI_COMM_WORLD_RANK={rank}".encode()
-    for child in below(mpiexec):
+    for child in family(mpiexec):
         with contextlib.suppress(OSError):
             if wanted in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
                 return child
     raise AssertionError(f"rank {rank} is not below {mpiexec}")
-
-
-def below(process: int) -> Iterator[int]:
-    """Yield all descendants of `process`."""
-    with contextlib.suppress(OSError):
-        for thread in Path(f"/proc/{process}/task").iterdir():
-            for child in map(int, (thread / "children").read_text().split()):
-                yield child
-                yield from below(child)

@@ -14,7 +14,7 @@ import numpy
 import pytest
 
 from hpcdl.cluster.status import read_statuses
-from tests.conftest import CommandLine, patience
+from tests.conftest import CommandLine, listening, patience
 from tests.training_runs import (
     finish,
     kill_rank,
@@ -121,19 +121,6 @@ def test_ranks_that_slurm_started_meet_without_mpi(session_hpcdl: CommandLine, s
     assert not list((session_hpcdl.home / "cache" / "hpcdl" / "steps").iterdir())
 
 
-def listening_ports(pid: int) -> list[int]:
-    """Return the ports on which a process of this host listens."""
-    inodes = set()
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        target = str(entry.readlink())
-        if target.startswith("socket:["):
-            inodes.add(target[8:-1])
-    rows = [
-        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()
-    ]
-    return [int(row[1].rpartition(":")[2], 16) for row in rows[1:] if row[3] == "0A" and row[9] in inodes]
-
-
 def own_addresses() -> list[str]:
     """Return this host's IPv4 addresses other than the loopback's."""
     answer = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True)
@@ -153,7 +140,7 @@ def test_servers_are_closed_to_other_interfaces_and_a_death_names_the_rank(sessi
     arguments[arguments.index("--steps") + 1] = "1000000"
     process = start(session_hpcdl, arguments)
     wait_for(lambda: steps_done(folder) > 0)
-    ports = [port for status in read_statuses(folder / "ranks") for port in listening_ports(status.pid)]
+    ports = [port for status in read_statuses(folder / "ranks") for _, _, port in listening(status.pid)]
     assert len(ports) >= 3
     for port in ports:
         assert answers("127.0.0.1", port)

@@ -219,11 +219,11 @@ def raise_for(state: StudyState, folder: Path) -> None:
         advice = (
             "with this seed and these settings they would fail again: change the study, and choose another --out DIR"
             if alike
-            else "try them again with --resume"
+            else "put right what it names, then try them again with --resume"
         )
         raise HpcdlError(
             f"{len(failed)} of {len(state.runs)} runs failed; {failed[0].name}: {failed[0].message}; "
-            f"see {folder / LOGS}, and {advice}"
+            f"see {folder / LOGS}; {advice}"
         )
 
 

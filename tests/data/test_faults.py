@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcdl.core.errors import CorruptError, HpcdlError
+from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
+from hpcdl.core.storage import lock
 from hpcdl.data.format.dataset import open_dataset
 from hpcdl.data.format.manifest import read_manifest
 from hpcdl.data.format.shard_file import faults
@@ -91,6 +92,13 @@ def test_resume_redoes_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(HpcdlError, match="the power goes"):
         make("synthetic:mnist", tmp_path / "out", samples=600, shards=6)
     monkeypatch.setattr(ShardWriter, "begin", real)
+    with pytest.raises(UsageError, match="is not finished; continue with the same `hpcdl shard` command and --resume"):
+        open_dataset(str(tmp_path / "out"))
+    with (
+        lock.writing(tmp_path / "out"),
+        pytest.raises(UsageError, match=f"another hpcdl writes to .*pid {os.getpid()} .*; wait for it"),
+    ):
+        open_dataset(str(tmp_path / "out"))
     partial = tmp_path / "out" / "manifest.partial.00000"
     partial.write_bytes(partial.read_bytes() + b'{"split": "all", "numb')  # a line truncated by a crash
     (tmp_path / "out" / ".shard-00004.h5.99.tmp").write_bytes(b"half a shard")

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from hpcdl.core.errors import CorruptError, UsageError
 from hpcdl.core.paths import typed
 from hpcdl.core.records.run_record import FILE_NAME as RECORD_NAME
+from hpcdl.core.storage.lock import check_free
 from hpcdl.core.units import IMAGES, SAMPLES
 from hpcdl.data.format.manifest import (
     FILE_NAME,
@@ -274,6 +275,7 @@ def open_dataset(data: str, *, seed: int = 0, verified: bool = True) -> Dataset:
     if not (folder / FILE_NAME).is_file():
         # Two commands write such folders, and each continues only its own.
         if any(folder.glob(PARTIAL_PREFIX + "*")):
+            check_free(folder)
             command = "hpcdl infer" if _is_of_inference(folder) else "hpcdl shard"
             raise UsageError(f"{data} is not finished; continue with the same `{command}` command and --resume")
         if (folder.parent / FILE_NAME).is_file() and any(folder.glob("shard-*.h5")):

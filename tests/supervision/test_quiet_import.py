@@ -1,4 +1,4 @@
-"""While a script imports TensorFlow, its libraries' output is dropped and equal annotations are compiled once."""
+"""A script imports TensorFlow and Keras without what their libraries print, and without what it may never use."""
 
 from __future__ import annotations
 
@@ -43,3 +43,22 @@ def test_only_the_import_is_quiet(tmp_path: Path, body: str, verbose: bool, repo
     done = subprocess.run([sys.executable, "-c", start + SCRIPT], env=env, capture_output=True, text=True, check=False)
     lines = done.stderr.splitlines()
     assert [line for line in lines if not line.startswith((" ", "Traceback"))] == reported, done.stderr
+
+
+DRAWS = """
+import gc, sys
+from hpcdl.supervision.runtime import silence
+silence()
+import keras, numpy as np
+assert gc.isenabled() and not any(name.startswith("matplotlib") for name in sys.modules)
+keras.visualization.plot_image_gallery(np.zeros((4, 8, 8, 3)), value_range=(0, 1), path=sys.argv[1])
+boxes = sys.modules["keras.src.visualization.plot_bounding_box_gallery"]  # its function needs OpenCV too
+assert boxes.patches.Patch(color="red").get_facecolor() == (1.0, 0.0, 0.0, 1.0)
+"""
+
+
+def test_keras_imports_matplotlib_when_it_first_draws(tmp_path: Path) -> None:
+    path = tmp_path / "gallery.png"
+    env = {"MPLBACKEND": "agg", "MPLCONFIGDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", DRAWS, path], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and path.read_bytes().startswith(b"\x89PNG"), done.stderr

@@ -1,4 +1,4 @@
-"""Time from the command to the first step of a training, beyond TensorFlow's import; in turn in one run.
+"""Time from the command to the first step of a training or script, beyond TensorFlow's import; in turn in one run.
 
     python benchmarks/start_up.py [--rounds 7] [--ranks 1,2] [--model lenet] [--data synthetic:mnist]
 
@@ -6,6 +6,7 @@ Each round imports TensorFlow in a new Python, both as `python -c "import tensor
 without matplotlib and Python's garbage collector), and starts `hpcdl train` with each number of ranks. Measured are
 the seconds from the start of the command to the end of the first step, including tracing and compiling; and the
 processor time of the starting process, of its helpers, and of the busiest rank, which a busy machine disturbs less.
+A script's `fit` of one step runs in Python alone and with `hpcdl run`: until its end, the time of the busiest rank.
 Prints medians, and their excess over either import; the first round does not count.
 """
 
@@ -26,6 +27,17 @@ IMPORTS = {
     "plain import": "import tensorflow",
     "a rank's import": "from hpcdl.supervision.runtime import import_tensorflow as load; load()",
 }
+SCRIPT = """
+import sys, time
+if len(sys.argv) > 1:
+    import hpcdl
+    hpcdl.init()
+import keras, numpy as np
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile(hpcdl.DistributedOptimizer("sgd") if len(sys.argv) > 1 else "sgd", "mse")
+model.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0)
+print("ended", time.monotonic(), time.process_time(), flush=True)
+"""
 CLOCKS = ("seconds", "processor")
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -37,6 +49,20 @@ def imported(statement: str) -> tuple[float, float]:
     quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     ended, processor = subprocess.run(line, check=True, capture_output=True, text=True, env=quiet).stdout.split()
     return float(ended) - began, float(processor)
+
+
+def scripted(ranks: int, folder: Path) -> tuple[float, float]:
+    """Return seconds from the command to the end of a script's fit, and its busiest rank's processor time.
+
+    Without ranks the script runs in Python alone.
+    """
+    script = folder / "script.py"
+    script.write_text(SCRIPT)
+    line = [sys.executable, "-P", *(["-m", "hpcdl", "run", "--ranks", str(ranks)] if ranks else []), str(script)]
+    began = time.monotonic()
+    ended = subprocess.run(line + ["distributed"] * bool(ranks), check=True, capture_output=True, text=True, cwd=folder)
+    times = [text.split()[1:] for text in ended.stdout.splitlines() if text.startswith("ended ")]
+    return max(float(time_s) for time_s, _ in times) - began, max(float(processor) for _, processor in times)
 
 
 def processes() -> dict[int, tuple[int, float, float]]:
@@ -95,10 +121,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="hpcdl-start-up-") as folder:
         for number in range(given.rounds + 1):
             one = {name: imported(statement) for name, statement in IMPORTS.items()}
+            one["a script"] = scripted(0, Path(folder))
             for ranks in given.ranks.split(","):
                 strategy = "single" if ranks == "1" else "ring"
                 words = ["--model", given.model, "--data", given.data, "--strategy", strategy, "--ranks", ranks]
                 one[f"{ranks} ranks"] = trained(words, Path(folder) / f"{number}-{ranks}")
+                one[f"script, {ranks} ranks"] = scripted(int(ranks), Path(folder))
             for name, times in one.items():
                 found.setdefault(name, []).extend([times] if number else [])
     for place, clock in enumerate(CLOCKS):

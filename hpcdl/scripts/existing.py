@@ -108,11 +108,15 @@ def _listed(group: ScriptGroup) -> list[Any]:
 
 
 def _living(*classes: type) -> list[list[Any]]:
-    """Return all objects of each class. Checking the types first is faster than an isinstance per object."""
-    objects = gc.get_objects()
-    types = {type(one) for one in objects}
-    wanted_types = [{kind for kind in types if issubclass(kind, one)} for one in classes]
-    return [[one for one in objects if type(one) in kinds] for kinds in wanted_types]
+    """Return all objects of each class. A look-up of each object's type is faster than `isinstance`."""
+    kinds = [_with_subclasses(one) for one in classes]
+    wanted = set.union(*kinds)
+    objects = [one for one in gc.get_objects() if type(one) in wanted]
+    return [[one for one in objects if type(one) in each] for each in kinds]
+
+
+def _with_subclasses(kind: type) -> set[type]:
+    return {kind}.union(*map(_with_subclasses, type.__subclasses__(kind)))
 
 
 def _trained_alone(optimizer: Any) -> Iterator[Any]:

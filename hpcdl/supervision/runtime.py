@@ -144,6 +144,7 @@ class _QuickImports(importlib.abc.MetaPathFinder):
             execute = spec.loader.exec_module  # each import has its own loader: no other module's is changed
 
             def quickly(module: ModuleType) -> None:
+                first = name == "tensorflow" or "tensorflow" not in sys.modules
                 with contextlib.ExitStack() as stack:
                     if name == "tensorflow":
                         stack.enter_context(_annotations_compiled_once())
@@ -152,6 +153,8 @@ class _QuickImports(importlib.abc.MetaPathFinder):
                     execute(module)
                 if name in _PLOTS:
                     _import_later(module, *_PLOTS[name])
+                elif first:  # later it could hide variables from gc.get_objects (scripts/existing.py)
+                    gc.freeze()  # the collector never examines the objects created so far
 
             spec.loader.exec_module = quickly  # type: ignore[method-assign]
         return spec

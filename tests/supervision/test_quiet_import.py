@@ -50,7 +50,8 @@ import gc, sys
 from hpcdl.supervision.runtime import silence
 silence()
 import keras, numpy as np
-assert gc.isenabled() and not any(name.startswith("matplotlib") for name in sys.modules)
+assert gc.isenabled() and gc.get_freeze_count() > 100_000
+assert not any(name.startswith("matplotlib") for name in sys.modules)
 keras.visualization.plot_image_gallery(np.zeros((4, 8, 8, 3)), value_range=(0, 1), path=sys.argv[1])
 boxes = sys.modules["keras.src.visualization.plot_bounding_box_gallery"]  # its function needs OpenCV too
 assert boxes.patches.Patch(color="red").get_facecolor() == (1.0, 0.0, 0.0, 1.0)
@@ -62,3 +63,20 @@ def test_keras_imports_matplotlib_when_it_first_draws(tmp_path: Path) -> None:
     env = {"MPLBACKEND": "agg", "MPLCONFIGDIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", DRAWS, path], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and path.read_bytes().startswith(b"\x89PNG"), done.stderr
+
+
+MAKES = """
+import gc
+from hpcdl.supervision.runtime import silence
+silence()
+import tensorflow as tf
+first = tf.Variable(1.0)
+import keras
+assert any(one is first for one in gc.get_objects())
+"""
+
+
+def test_variables_made_before_keras_is_imported_are_found_later() -> None:
+    """hpcdl.DistributedOptimizer makes all variables alike that the garbage collector knows."""
+    done = subprocess.run([sys.executable, "-c", MAKES], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -168,7 +168,6 @@ def run(resolved: ResolvedConfig[InputBenchConfig], data: str) -> InputResult | 
     dataset = _checked(data, settings)
     from hpcdl.supervision import runtime
 
-    runtime.silence()
     runtime.import_tensorflow()
     with progress("reading", _num_batches(settings)) as bar:
         return measure_input(dataset, settings, observe(alone()), bar.update)

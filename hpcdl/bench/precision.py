@@ -43,7 +43,6 @@ def run(config: PrecisionBenchConfig, on_progress: Callable[[float, str], None])
     dataset = open_dataset(str(settings.data)) if settings.data else None
     from hpcdl.supervision import runtime
 
-    runtime.silence()
     runtime.import_tensorflow()
     from hpcdl.models.load import load_model
     from hpcdl.step import measure as precision

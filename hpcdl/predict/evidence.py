@@ -673,7 +673,6 @@ def _operations_of(model: str) -> tuple[int, tuple[int, ...]]:
 def _facts_of(spec: str) -> OwnModel:
     """Return facts about a user's own network. Importing TensorFlow takes some seconds."""
     # Before the import: TensorFlow reads its log level when it loads.
-    runtime.silence()
     runtime.import_tensorflow()
     return facts_of(spec)
 

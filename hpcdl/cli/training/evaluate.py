@@ -46,7 +46,6 @@ def evaluate(
     from hpcdl.supervision import runtime
 
     check_trusted(run, trust)
-    runtime.silence()
     runtime.import_tensorflow()
     from hpcdl.rank.outputs import evaluate_run
 
@@ -90,7 +89,6 @@ def export(
     from hpcdl.supervision import runtime
 
     check_trusted(run, trust)
-    runtime.silence()
     runtime.import_tensorflow()
     from hpcdl.rank.outputs import export_run
 

@@ -241,6 +241,8 @@ def check_place(run_dir: Path, checkpoint: InterruptionConfig) -> None:
     """Raise UsageError unless `run_dir` is new or empty, or is to be resumed and holds a complete run."""
     if checkpoint.from_scratch and not checkpoint.resume:
         raise UsageError("--from-scratch starts a run again that --resume names; add --resume")
+    if not (checkpoint.resume and (run_dir / CONFIG_FILE).exists()):
+        _check_outside_runs(run_dir)
     if not run_dir.exists():
         return
     if not run_dir.is_dir():
@@ -259,6 +261,17 @@ def check_place(run_dir: Path, checkpoint: InterruptionConfig) -> None:
         )
     if foreign:
         raise UsageError(f"run directory {run_dir} exists; choose another --run-dir, or continue with --resume")
+
+
+def _check_outside_runs(run_dir: Path) -> None:
+    """Raise UsageError if a new `run_dir` would lie in another run's folder: reports look for no run inside a run."""
+    for folder in run_dir.resolve().parents:
+        # A user's own file may be called run.toml; with a record beside it, it is a run's.
+        if (folder / CONFIG_FILE).is_file() and (folder / RECORD_FILE).is_file():
+            raise UsageError(
+                f"run directory {run_dir} is inside the run {folder}, where `hpcdl runs` and reports do not look; "
+                "choose a --run-dir outside"
+            )
 
 
 def finished(run_dir: Path, config: TrainConfig, num_steps: int | None) -> RunRecord | None:

@@ -35,6 +35,10 @@ MESSAGES = {
     "node node2 with rank 1 went down or cannot be reached; continue with --resume": "a-node-that-is-gone",
     "ranks differ in --seed: rank 0 has 0, rank 1 has 1; start every rank with the same command": "ranks-that-differ",
     "checkpoint file runs/x/1/a.h5 is damaged or missing": "damaged-files",
+    "shards is not finished; continue with the same `hpcdl shard` command and --resume": "a-folder-that-exists",
+    "is not finished": "a-folder-that-exists",
+    "exit code 75": "exit-code-75",
+    "exited with 2": "exit-code-2",
     "--out o holds outputs already; continue with --resume, or name a new folder": "a-folder-that-exists",
     "--resume: o began with the model 1f, now it is 2e; give what it began with": "resumed-with-other-settings",
     "digits holds bytes (images), and m.keras does not say how it takes them: give --scale 0..1": (

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from hpcdl.config.load import Layer, load
-from hpcdl.config.schema import ScriptConfig, TrainConfig
+from hpcdl.config.schema import InterruptionConfig, ScriptConfig, TrainConfig
+from hpcdl.core.errors import UsageError
 from hpcdl.run.code import digests
-from hpcdl.run.rundir import changed_code, changed_script, create, discard, facts_of
+from hpcdl.run.rundir import changed_code, changed_script, check_place, create, discard, facts_of
 
 OWN = (
     "run.toml", ".hpcdl-data", "record.json", "ranks/all.json", "trace/rank-0.trace",
@@ -115,3 +116,24 @@ def test_a_script_is_known_where_it_has_moved_and_its_helpers_too(tmp_path: Path
     (new / "helper.py").write_text("rate = 2")
     (warning,) = changed_script(tmp_path, str(new / "train.py"))
     assert warning.startswith(f"{new / 'helper.py'} has changed since this run began")
+
+
+def test_a_new_run_inside_another_runs_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`hpcdl runs` and reports would leave it out without a word."""
+    (tmp_path / "run.toml").write_text("model = 'lenet'")  # a settings file of the user's own
+    new, first = InterruptionConfig(), tmp_path / "runs" / "a"
+    check_place(first, new)
+    first.mkdir(parents=True)
+    for name in ("run.toml", "record.json"):
+        (first / name).write_text("{}")
+    check_place(tmp_path / "runs" / "b", new)
+    for inside in (first / "checkpoints" / "x", first / "second"):
+        with pytest.raises(UsageError, match=r"inside the run .*/runs/a,.* choose a --run-dir outside"):
+            check_place(inside, new)
+    monkeypatch.chdir(first)
+    with pytest.raises(UsageError, match="inside the run"):
+        check_place(Path("runs") / "c", new)
+    inside = first / "second"
+    inside.mkdir()
+    (inside / "run.toml").write_text("{}")
+    check_place(inside, InterruptionConfig(resume=True, from_scratch=True))  # one of an earlier version continues

@@ -19,6 +19,8 @@ _SECTION = re.compile(r"\]\(#([\w-]+)\)")
 _LEAST_LETTERS = 8
 """Fewest letters with which a part of a message is looked up."""
 _PATTERN = re.compile(r"`([^`]+)`")
+_EXIT_CODE = re.compile(r"(?:(?:exit(?:ed|s)? )?(?:with )?(?:code|status)?[ :]*)?(\d+)", re.IGNORECASE)
+"""Ways to write an exit code: `75`, `exit code 75`, `exited with 75`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +83,8 @@ def explain(error: str) -> Paragraph:
     """
     message = error.strip().removeprefix("hpcdl: ")
     paragraphs = error_paragraphs()
-    if message.isdigit():
-        return _of_exit_code(message, paragraphs)
+    if code := _EXIT_CODE.fullmatch(message):
+        return _of_exit_code(code[1], paragraphs)
     plain = message.lower().lstrip("#")
     for paragraph in paragraphs:
         if plain in (paragraph.anchor, paragraph.title.lower()):

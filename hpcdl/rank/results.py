@@ -183,7 +183,12 @@ def finished_record(
         bucket_seconds=outcome.bucket_seconds,
         period=workers[0].details.get("period", {}).get("steps"),
         background=summed([rank.background for rank in workers]),
-        warnings=[*record.warnings, *outcome.warnings, *warnings, *warnings_of_nodes(ranks, record.model)],
+        warnings=[
+            *record.warnings,
+            *outcome.warnings,
+            *warnings,
+            *warnings_of_nodes(ranks, record.model, record.intra_op_threads),
+        ],
     )
 
 
@@ -257,25 +262,32 @@ def clock_set_s() -> float:
     return round(set_by_s, 3) if abs(set_by_s) > NOTICED_S else 0.0
 
 
-def warnings_of_nodes(ranks: Sequence[RankRecord], model: str = "") -> list[str]:
-    """Return a line for each host whose clock was set, and one if workers that compute had to share processors."""
+def warnings_of_nodes(ranks: Sequence[RankRecord], model: str = "", threads: int | None = None) -> list[str]:
+    """Return a line for each host whose clock was set, and one if workers that compute had to share processors.
+
+    `threads`: intra-op threads of each worker, if known.
+    """
     by_host = {rank.host: rank.clock_set_s for rank in ranks if rank.clock_set_s}
     lines = [clock_was_set(host, seconds) for host, seconds in by_host.items()]
-    return lines if model.startswith(EMULATED) else [*_crowded(ranks), *lines]
+    return lines if model.startswith(EMULATED) else [*_crowded(ranks, threads or 1), *lines]
 
 
-def _crowded(ranks: Sequence[RankRecord]) -> Iterable[str]:
+def _crowded(ranks: Sequence[RankRecord], threads: int) -> Iterable[str]:
     workers: dict[str, list[tuple[int, ...]]] = {}
     for rank in ranks:
         if rank.role == "worker":
             workers.setdefault(rank.host, []).append(parse_list(rank.processors))
     counts = {host: (len(lists), len(set(itertools.chain(*lists)))) for host, lists in workers.items()}
-    crowded = {host: (count, cpus) for host, (count, cpus) in counts.items() if count > cpus > 0}
+    # One worker with too many threads slows itself alone; several look like bad scaling.
+    crowded = {
+        host: (count, cpus) for host, (count, cpus) in counts.items() if count > 1 and count * threads > cpus > 0
+    }
     if crowded:
         host, (count, cpus) = next(iter(crowded.items()))
         others = f" (likewise on {counted(len(crowded) - 1, 'other node')})" if len(crowded) > 1 else ""
         yield (
-            f"{count} workers share {counted(cpus, 'processor')} of {host}{others}: they slow each other down, so "
+            f"{count} workers{'' if count > cpus else f' with {threads} threads each'} share "
+            f"{counted(cpus, 'processor')} of {host}{others}: they slow each other down, so "
             "these times show no scaling"
         )
 

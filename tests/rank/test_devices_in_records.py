@@ -86,19 +86,23 @@ def test_a_device_that_tensorflow_does_not_see_is_a_warning(run_hpcdl: CommandLi
 
 
 @pytest.mark.parametrize(
-    ("cpus", "model", "line"),
+    ("cpus", "threads", "model", "line"),
     [
-        (["0", "0"], "", "2 workers share 1 processor of vm: they slow each other down"),
-        (["0-1", "0-1", "0-1"], "lenet", "3 workers share 2 processors of vm: they slow"),
-        (["0-1", "0-1", "0-1"], "emulated:lenet:1s", None),
-        (["0", "1"], "lenet", None),
-        (["0-3", "0-3"], "lenet", None),
-        (["", ""], "lenet", None),
+        (["0", "0"], None, "", "2 workers share 1 processor of vm: they slow each other down"),
+        (["0-1", "0-1", "0-1"], 1, "lenet", "3 workers share 2 processors of vm: they slow"),
+        (["0-1", "0-1", "0-1"], 1, "emulated:lenet:1s", None),
+        (["0", "1"], 1, "lenet", None),
+        (["0-3", "0-3"], 2, "lenet", None),
+        (["0-3", "0-3"], 4, "lenet", "2 workers with 4 threads each share 4 processors of vm: they slow"),
+        (["0-3"], 8, "lenet", None),
+        (["", ""], 2, "lenet", None),
     ],
 )
-def test_workers_that_outnumber_their_processors_are_reported(cpus: list[str], model: str, line: str | None) -> None:
+def test_workers_that_outnumber_their_processors_are_reported(
+    cpus: list[str], threads: int | None, model: str, line: str | None
+) -> None:
     """Their times would show bad scaling that no larger machine has. A server, which waits, does not count."""
     ranks = [RankRecord(rank=rank, host="vm", role="worker", processors=held) for rank, held in enumerate(cpus)]
     ranks.append(RankRecord(rank=len(cpus), host="vm", role="server", processors="0"))
-    lines = warnings_of_nodes(ranks, model)
+    lines = warnings_of_nodes(ranks, model, threads)
     assert len(lines) == (line is not None) and all(text.startswith(line or "") for text in lines)

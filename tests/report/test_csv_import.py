@@ -322,3 +322,13 @@ def test_epochs_of_different_sizes_are_reported(tmp_path: Path) -> None:
     header = f"{SHORT},seconds_per_epoch"
     assert "an epoch would have 9,800 to 1,280,000 samples" in remarks(tmp_path, *lines, header=header)
     assert not remarks(tmp_path, lines[0], lines[1].replace("100", "13000"), header=header)
+
+
+def test_totals_of_another_unit_are_reported(tmp_path: Path) -> None:
+    """Node-hours of one row were a thousandth of those beside it, without a word."""
+    header = f"{SHORT},seconds_total"
+    hours = ("ring,resnet50,1,1,64,50,90000", "ring,resnet50,4,4,64,190,6.5")
+    assert "seconds_total of resnet50 differ by a factor of 3,644" in remarks(tmp_path, *hours, header=header)
+    same_steps = ("ring,resnet50,1,1,64,50,900", "ring,resnet50,256,256,64,12000,960")
+    same_epochs = ("ring,resnet50,1,1,64,50,90000", "ring,resnet50,256,256,64,12000,375")
+    assert not remarks(tmp_path, *same_steps, header=header) and not remarks(tmp_path, *same_epochs, header=header)

@@ -499,7 +499,7 @@ def _remarks(path: Path, header: list[str], rows: list[tuple[int, dict[str, str]
     timed = [run for run, (_, row) in zip(runs, rows, strict=True) if run.usable and not row.get("images_per_second")]
     doubts = (
         *_similar_names(rows), *_long_steps(timed), *_doubtful_units(header, runs), *_growing_batches(header, runs),
-        *_doubtful_epochs(runs),
+        *_doubtful_epochs(runs), *_doubtful_totals(runs),
     )  # fmt: skip
     return [*remarks, *(f"{path.name}: {line}" for line in doubts)]
 
@@ -589,6 +589,22 @@ def _doubtful_epochs(runs: Sequence[Run]) -> Iterator[str]:
             yield (
                 f"seconds_per_epoch do not fit the throughputs of {model}: an epoch would have {min(sizes):,.0f} to"
                 f" {max(sizes):,.0f} samples; check their unit, or name other data in a column data"
+            )
+
+
+def _doubtful_totals(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a line for networks whose runs differ a lot in length, however it is counted: times of another unit."""
+    lengths: dict[tuple[str, str], list[tuple[float, float, float]]] = defaultdict(list)
+    for run in runs:
+        if run.usable and run.seconds_total and run.images_per_second:
+            samples = run.seconds_total * run.images_per_second
+            lengths[run.model, run.data].append((run.seconds_total, samples, samples / run.global_batch))
+    for (model, _), lists in lengths.items():
+        factor = min(max(values) / min(values) for values in zip(*lists, strict=True))
+        if factor > _UNITS_MIXED:
+            yield (
+                f"seconds_total of {model} differ by a factor of {factor:,.0f}, as hours and seconds do, and node-hours"
+                " follow them; check that all rows have the same unit"
             )
 
 

@@ -296,19 +296,33 @@ class Forecast:
         series = self._series(job)
         logs = mixed(self._models(job, series), timeline, series, job, random)
         own_error = 0.0 if series is not None or job.alone else OWN_SPEED_ERROR
-        if self.evidence.monitors and not job.alone and job.label not in self.evidence.strategies:
+        if self._never_run(job):
             computing = numpy.minimum(logs, numpy.log(step_time.compute))
             # A faster exchange than the timeline's does not make computing faster.
             logs = numpy.maximum(logs + self._missed_elsewhere(job.nodes, job.workers), computing)
             own_error = NEVER_RUN_ERROR
         computing = numpy.minimum(logs, numpy.log(step_time.compute))
-        largest = self.evidence.largest_workers if series is None else max(series.workers)
+        largest = self._only_size(job) or self.evidence.largest_workers if series is None else max(series.workers)
         error = error_of(job, logs, computing, largest, own_error)
         middle = numpy.median(logs)
         off = logs - middle + error * self._unexplained + self._run_noise
         result: Array = middle + self._widening_at(job) * off + self._batch_error(job)
         clipped: Array = numpy.clip(result, -_LARGEST_LOG, _LARGEST_LOG)
         return clipped
+
+    def _never_run(self, job: StepJob) -> bool:
+        """Return whether others were run and the strategy of `job` was not; a run of one rank shows no exchange."""
+        exchanged = {monitored.job.label for monitored in self.evidence.monitors if not monitored.job.alone}
+        measured = exchanged or set(self.evidence.strategies)
+        return bool(measured) and not job.alone and job.label not in measured
+
+    def _only_size(self, job: StepJob) -> int | None:
+        """Return the workers of the only size that the strategy of `job` was run at; None for no size or several."""
+        jobs = [monitored.job for monitored in self.evidence.monitors]
+        of_it = {run.workers for run in jobs if run.label == job.label and not run.alone}
+        if len(of_it) != 1 or (job.servers == 0 and any(run.alone for run in jobs)):
+            return None
+        return next(iter(of_it))
 
     def _widening_at(self, job: StepJob) -> float:
         """Return 1 for a size that was run: a miss at a size that was held out says nothing against its own runs."""
@@ -390,8 +404,10 @@ class Forecast:
             marks.append("another node type")
         if self._only_batch and not math.isclose(job.batch, self._only_batch):
             marks.append("batch size not run")
-        if self.evidence.monitors and job.label not in self.evidence.strategies and not job.alone:
+        if self._never_run(job):
             marks.append("strategy not measured")
+        elif (only := self._only_size(job)) and job.workers > only and len(self.evidence.sizes) > 1:
+            marks.append("strategy measured at one size")
         if self._models(job, self._series(job))[TIMELINE] < _UNLIKELY:
             marks.append("the timeline does not explain these runs, so what limits a step is a guess")
         return tuple(marks)

@@ -153,6 +153,25 @@ def test_what_few_runs_cannot_show_is_reported() -> None:
     assert not any("shared" in line for line in answer(Question(nodes=(1,), strategies=("ring",)), enough).warnings)
 
 
+@pytest.mark.parametrize(
+    ("ring_sizes", "mark"), [((1,), "strategy not measured"), ((3,), "strategy measured at one size"), ((1, 2), "")]
+)
+def test_a_strategy_that_hardly_ran_is_no_measured_one(ring_sizes: tuple[int, ...], mark: str) -> None:
+    """A run of one rank exchanges nothing, but gave ring half the interval of a strategy that never ran."""
+    sizes = [("ps", n, 1) for n in (1, 2, 4)] + [("ring", n, 0) for n in ring_sizes]
+    runs = [
+        make_run(n, rate, name=f"{name}-{n}-{rate}", strategy=name, servers=servers, nodes=n + servers)
+        for name, n, servers in sizes
+        for rate in (100 * n * 0.9**n, 101 * n * 0.9**n)
+    ]
+    told = answer(Question(nodes=(16,), strategies=("ring", "tree")), runs)
+    rows = {row.job.strategy: row for row in told.predictions}
+    assert {item for item in rows["ring"].marks if item.startswith("strategy")} == ({mark} if mark else set())
+    if ring_sizes == (1,):
+        ring, tree = (rows[name].step_seconds for name in ("ring", "tree"))
+        assert ring.high / ring.low > 0.7 * tree.high / tree.low
+
+
 def test_the_run_that_is_missing_is_accepted(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     """The command that the error asks for is accepted as a job."""
     write_run(tmp_path / "one", make_record(4))

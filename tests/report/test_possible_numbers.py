@@ -92,6 +92,17 @@ def test_two_repeats_are_printed_as_they_are() -> None:
     assert cells[0][6] == "100 and 2,400" and "\N{PLUS-MINUS SIGN}" not in "".join(cells[0])
 
 
+@pytest.mark.parametrize(("nodes", "explained"), [((1, 1), True), ((1, 2), False)])
+def test_throughput_per_node_above_the_efficiency_is_explained(nodes: tuple[int, int], explained: bool) -> None:
+    """Two workers on one node printed 131 % per node beside an efficiency of 66 %, without a word."""
+    runs = [
+        make_run(n, 100.0 * n**0.4, nodes=num, ranks_per_node=n // num) for n, num in zip((1, 2), nodes, strict=True)
+    ]
+    section = next(item for item in compose(analysis_of(runs)).sections if item.name == "weak")
+    table = next(item for item in section.items if isinstance(item, Table))
+    assert ("where a node has more workers than at the base" in table.note) == explained
+
+
 def texts(analysis: Analysis, name: str, title: str) -> list[list[str]]:
     sections = [section for section in compose(analysis).sections if section.name == name]
     table = next(item for one in sections for item in one.items if isinstance(item, Table) and item.title == title)

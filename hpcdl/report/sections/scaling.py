@@ -143,6 +143,8 @@ def _table(mode: str, curves: Sequence[Curve], names: Sequence[str], rate: Colum
         for point in curve.points
     ]  # fmt: skip
     nodes = "" if threads else "; per node counts servers' nodes too"
+    if any(point.efficiency_per_node.value > point.efficiency.value for curve in curves for point in curve.points):
+        nodes += ", and exceeds the efficiency where a node has more workers than at the base"
     note = (
         "± is the half width of the 95 % interval, [low, high] its ends where it is one of logarithms; † measured once,"
         f" no interval; {SEEN}{nodes}."

@@ -218,6 +218,9 @@ fi
 exec {command} "$@"
 """
 
+_REQUIREMENT = re.compile(r"[\w.-]+(\[[\w,-]+\]|[=<>~!]=|[<>])[^/]*")
+"""A package with a version or extras."""
+
 
 def create_environment(folder: Path, packages: Sequence[str]) -> Path:
     """Make the environment in `folder`, which must be new or empty, and install `packages` by pip.
@@ -225,6 +228,9 @@ def create_environment(folder: Path, packages: Sequence[str]) -> Path:
     Returns the folder as an absolute path. Raises UsageError if it is taken; HpcdlError if Python's venv or pip fails,
     whose output the user sees.
     """
+    if _REQUIREMENT.fullmatch(str(folder)):
+        line = shlex.join(["hpcdl", "env", "create", "my-env", str(folder), *packages])
+        raise UsageError(f"FOLDER {str(folder)!r} reads like a package; name the folder first: {line}")
     folder = folder.expanduser().absolute()
     if (folder / MARK).is_file():
         raise UsageError(f"{folder} is such an environment already; add packages with {_python(folder)} -m pip install")

@@ -46,7 +46,7 @@ def environment(session_hpcdl: CommandLine, acme: Path, tmp_path_factory: pytest
     folder = tmp_path_factory.mktemp("own") / "env"
     made = session_hpcdl(["env", "create", folder, acme])
     assert made.code == 0 and made.out.strip() == f"{folder} builds on {sys.prefix}", made.err
-    assert f"next: source {folder}/bin/activate" in made.err
+    assert f"next: source {folder}/bin/activate" in made.err and "no packages" not in made.err
     return folder
 
 
@@ -123,6 +123,16 @@ def test_a_second_call_is_refused_and_half_an_environment_is_removed(
     assert not (tmp_path / "new").exists()
     with pytest.raises(UsageError, match="cannot write to /proc/x: No such file or directory"):
         own_env.create_environment(Path("/proc/x"), [])
+
+
+@pytest.mark.parametrize("package", ["scikit-learn==1.5", "dask[array]", "numpy<2"])
+def test_a_package_in_place_of_the_folder_is_refused(
+    ask_hpcdl: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = ask_hpcdl(["env", "create", package, "rich"])
+    assert refused.code == 2 and "reads like a package; name the folder first: hpcdl env create my-env" in refused.err
+    assert not (tmp_path / package).exists()
 
 
 def test_a_path_in_which_pip_would_lose_the_pins_is_refused(ask_hpcdl: CommandLine, tmp_path: Path) -> None:

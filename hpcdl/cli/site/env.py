@@ -39,4 +39,6 @@ def create(
         print_json({"folder": str(made), "base": str(base), "packages": packages or []})
         return
     put(f"{made} builds on {base}")
+    if not packages:
+        say("it has no packages of its own yet: none was named behind the folder")
     say(f"next: source {quoted(made / 'bin' / 'activate')}; pip then adds packages to it, and hpcdl finds them")

@@ -162,6 +162,22 @@ def test_trials_that_trained_on_more_samples_are_not_called_better_in_silence(
     assert any(f"{key} was searched with a fixed number of steps" in line for line in record.doubts) == doubted
 
 
+@pytest.mark.parametrize(("again", "told"), [((32, 2000.0), True), ((32, 2587.0), False), ((16, 2000.0), False)])
+def test_the_luckiest_of_several_trials_of_one_setting_is_called_so(again: tuple[int, float], told: bool) -> None:
+    """The best setting was the one that a small space had tried twice: its other trial was the slowest of all."""
+    measured = [(32, 2587.0), (16, 2402.0), again]
+    trials = [
+        SearchTrial(number=number, state="finished", settings={"batch-size": size}, values=[rate])
+        for number, (size, rate) in enumerate(measured)
+    ]
+    record = SearchRecord(
+        name="s", origin="s.toml", sampler="tpe", objectives=["images-per-second"], directions=["maximize"], planned=3,
+        mark="m", trials=trials, front=(0,), commands=["hpcdl train --batch-size 32"],
+    )  # fmt: skip
+    line = "2 trials had the settings of the best, with images-per-second from 2000 to 2587, in the mean 2294"
+    assert any(line in doubt for doubt in record.doubts) == told
+
+
 def test_trials_side_by_side_have_cores_of_their_own(found: tuple[Path, SearchStudy, SearchRecord]) -> None:
     shares = {tuple(item["cpus"]) for item in starts(found[0])}  # type: ignore[arg-type]
     cores = len(os.sched_getaffinity(0))

@@ -82,7 +82,7 @@ class SearchRecord:
     @property
     def doubts(self) -> list[str]:
         """What to know before believing the value of the best trial."""
-        return [*self._by_heart(), *self._elsewhere(), *self._longer(), *self._chance()]
+        return [*self._by_heart(), *self._elsewhere(), *self._longer(), *self._luckiest(), *self._chance()]
 
     def _by_heart(self) -> Iterator[str]:
         if self.on_training:
@@ -112,6 +112,16 @@ class SearchRecord:
                     f"{' and '.join(varied)} was searched with a fixed number of steps: trials with more samples in a "
                     "step trained longer; give epochs in place of steps"
                 )
+
+    def _luckiest(self) -> Iterator[str]:
+        """Yield the values of all trials with the best one's settings, if these differ: the search took the best."""
+        best = [trial.settings for trial in self.trials if trial.number in self.front[:1]]
+        values = [trial.values[0] for trial in self.trials if trial.values and trial.settings in best]
+        if len(set(values)) > 1:
+            yield (
+                f"{len(values)} trials had the settings of the best, with {self.objectives[0]} from {min(values):.4g} "
+                f"to {max(values):.4g}, in the mean {sum(values) / len(values):.4g}: compare this mean with the others"
+            )
 
     def _differ_in(self, key: str) -> bool:
         return len({str(trial.settings[key]) for trial in self.trials if key in trial.settings}) > 1

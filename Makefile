@@ -70,6 +70,9 @@ export PREFIX MODULEDIR MPI MPI_MODULE MPI_LIBRARY WHEELHOUSE REQUIREMENTS SUFFI
 OWN_VERSION = $(if $(filter command,$(firstword $(origin VERSION))),$(VERSION))
 install: export HPCDL_INSTALL = $(OWN_VERSION)
 uninstall: export HPCDL_UNINSTALL = $(OWN_VERSION)
+# What stands on make's command line: a variable that nothing reads, such as prefix=, would be left out without a word.
+install uninstall wheelhouse: export HPCDL_GIVEN = $(foreach name,$(.VARIABLES),\
+    $(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 install uninstall wheelhouse:
 	@scripts/check-python '$(PYTHON)'
 	@'$(PYTHON)' -B scripts/installer $@

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +43,13 @@ def told(error: OSError) -> str:
     return (f"cannot write {where}: " if where else "") + (why or str(error)) + remedy
 
 
+_VARIABLES = (
+    "PREFIX", "MODULEDIR", "PYTHON", "MPI", "MPI_MODULE", "MPI_LIBRARY", "WHEELHOUSE", "REQUIREMENTS", "VERSION",
+    "SUFFIX", "FORCE",
+)  # fmt: skip
+_OF_MAKE = ("SHELL", "MAKEFLAGS", "MAKE")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """The variables of `make install`, resolved. `version` ends with SUFFIX; `tree` is PREFIX/<version>."""
@@ -62,6 +69,7 @@ class Plan:
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Plan:
         """Return the plan described by make's variables; raises InstallError, which names the wrong variable."""
+        _check_names((environment.get("HPCDL_GIVEN") or "").split())
         mpi = environment.get("MPI") or "mpich"
         if mpi not in MPI_CHOICES:
             choices = " or ".join(f"MPI={name} ({text})" for name, text in MPI_CHOICES.items())
@@ -182,6 +190,13 @@ def checkout_version() -> str:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__version__":
             return str(ast.literal_eval(node.value))
     raise InstallError("hpcdl/__init__.py has no __version__; take a whole checkout")
+
+
+def _check_names(given: Sequence[str]) -> None:
+    """Refuse variables on make's command line that nothing reads, such as prefix= and DESTDIR=."""
+    for name in sorted(set(given) - {*_VARIABLES, *_OF_MAKE}):
+        near = f"did you mean {name.upper()}? " if name.upper() in _VARIABLES else ""
+        raise InstallError(f"{name}= is unknown; {near}possible: {', '.join(_VARIABLES)}")
 
 
 def _check_asked(asked: str, suffix: str) -> None:

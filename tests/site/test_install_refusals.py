@@ -72,6 +72,8 @@ def assert_refused(finished: Finished, *words: str) -> None:
 @pytest.mark.parametrize(
     "setting, words",
     [
+        ("prefix=/opt/tools", ("prefix= is unknown; did you mean PREFIX?",)),
+        ("DESTDIR=/tmp/image", ("DESTDIR= is unknown; possible: PREFIX, MODULEDIR",)),
         ("MPI=openmpi", ("MPI=openmpi", "MPI=mpich", "MPI=site")),
         ("PREFIX=/tmp/a:b", ("PREFIX", "PATH")),
         ('PREFIX=/tmp/a"b', ("PREFIX",)),

@@ -313,6 +313,27 @@ def test_a_column_that_repeats_the_target_is_shown(
     assert (line in understood) if line else ("a copy" not in understood and "one-hot" not in understood)
 
 
+@pytest.mark.parametrize(
+    ("column", "target", "line"),
+    [
+        (lambda t: f"{np.exp(t / 40):.4f}", lambda t: f"{t:.2f}", "y: rank correlation over 0.999 with the column 'b'"),
+        (lambda t: f"{-t * 1.8:.0f}", lambda t: f"{t:.2f}", "y: rank correlation over 0.999 with the column 'b'"),
+        (lambda t: f"{t:.2f}", lambda t: "abc"[int(t > 40) + int(t > 70)], "y: bounds alone tell all classes apart in"),
+        (lambda t: f"{t + t * 7 % 9:.2f}", lambda t: f"{t:.2f}", ""),
+        (lambda t: f"{t:.2f}", lambda t: "abc"[int(t > 40) - int(t > 70)], ""),
+        (lambda t: f"{t // 20}", lambda t: f"{t // 20 * 3.5}", ""),
+    ],
+)
+def test_a_column_that_orders_as_the_target_is_shown(
+    column: Callable[[float], str], target: Callable[[float], str], line: str, tmp_path: Path
+) -> None:
+    times = [row * 37 % 211 / 2 for row in range(200)]
+    rows = [f"{row % 11},{column(time)},{target(time)}" for row, time in enumerate(times)]
+    (tmp_path / "t.csv").write_text("\n".join(["a,b,y", *rows]) + "\n")
+    understood = " ".join(make(tmp_path / "t.csv", tmp_path / "out").understood)
+    assert (line in understood) if line else "known only with it" not in understood
+
+
 @pytest.mark.parametrize(("step", "said"), [(1, True), (2, False)])
 def test_a_column_that_counts_the_rows_is_shown(tmp_path: Path, step: int, said: bool) -> None:
     rows = [f"{row * step + 5},{row * 7 % 11},{row % 2}" for row in range(40)]

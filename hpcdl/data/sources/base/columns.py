@@ -156,6 +156,9 @@ _STACKED = 1 << 21
 """The number of values that are combined at once."""
 _FEWEST_ROWS, _SAME = 10, 1e-4
 """A column is compared with the target if it has this number of rows; and how near, in standard deviations, it is."""
+_LEAST_ORDERED, _LEAST_RANKS, _ALIKE = 100, 20, 0.999
+"""Rows and different numbers from which on a column's order is compared with the target's, and the rank correlation
+from which on these orders are said to be one."""
 _SERIES = re.compile(r"(?:series|session|recording|episode|trajectory|sequence)(?:_?(?:nr|no|number))?")
 """Names of columns of numbers that say which rows are one series."""
 _PACKED = "x"
@@ -214,7 +217,10 @@ def _bounds(column: TableColumn) -> tuple[Any, Any] | None:
 
 
 def _same_as_target(facts: SourceFacts, packed: Sequence[str]) -> list[str]:
-    """Return remarks on columns that are the target but for scale and offset, or name its classes one to one."""
+    """Return remarks on columns that are the target but for scale and offset, or tell its classes or its order.
+
+    `packed` names the column of each number of a row.
+    """
     # The first split alone, whose first field is the one that combines columns.
     (place, *others), (made, *targets) = facts.arrays[: len(facts.fields)], facts.fields
     width = math.prod(place.shape)
@@ -225,8 +231,10 @@ def _same_as_target(facts: SourceFacts, packed: Sequence[str]) -> list[str]:
         if other.offsets or math.prod(other.shape) != 1 or width != len(packed) or made.variable:
             continue
         goal = np.fromfile(other.file, other.dtype, len(values), offset=other.offset).astype(np.float64)
-        same = [name for name, own in zip(packed, values.T, strict=True) if _repeats(own, goal, item.kind == "class")]
-        parts = [name for name, own in zip(packed, values.T, strict=True) if item.kind == "class" and _marks(own, goal)]
+        by_name, classes = list(zip(packed, values.T, strict=True)), item.kind == "class"
+        # One column may be several numbers, one-hot, and is named once.
+        same = list(dict.fromkeys(name for name, own in by_name if _repeats(own, goal, classes)))
+        parts = list(dict.fromkeys(name for name, own in by_name if classes and _marks(own, goal)))
         if parts:
             remarks.append(
                 f"{item.name}: the column {some(parts)} marks one class alone: a part of the target, one-hot? If so, "
@@ -237,6 +245,14 @@ def _same_as_target(facts: SourceFacts, packed: Sequence[str]) -> list[str]:
             remarks.append(
                 f"{item.name}: the column {some(same)} {what}: a copy of the target? If so, give --leave-out "
                 f"{typed(same[0])}"
+            )
+        rest = [pair for pair in by_name if width > 1 and pair[0] not in (*same, *parts)]
+        ordered = [name for name, own in rest if _orders(own, goal, classes)]
+        if ordered:
+            what = "bounds alone tell all classes apart in" if classes else "rank correlation over 0.999 with"
+            remarks.append(
+                f"{item.name}: {what} the column {some(ordered)}: made from the target, or known only with it? If so, "
+                f"give --leave-out {typed(ordered[0])}"
             )
     return remarks
 
@@ -291,6 +307,30 @@ def _marks(values: Array, goal: Array) -> bool:
         return False
     ours, others = np.unique(goal[high]), np.unique(goal[~high])
     return not np.isin(ours, others).any() and min(len(ours), len(others)) == 1
+
+
+def _orders(values: Array, goal: Array, classes: bool) -> bool:
+    """Return whether numbers have the order of `goal`, rising or falling, or each class has a range of its own."""
+    kept = np.isfinite(values) & np.isfinite(goal)
+    values, goal = values[kept], goal[kept]
+    if len(goal) < _LEAST_ORDERED or len(np.unique(values)) < _LEAST_RANKS:
+        return False
+    if classes:
+        counts = np.unique(goal, return_counts=True)[1]
+        order = np.argsort(values, kind="stable")
+        ends = np.flatnonzero(np.diff(goal[order]))
+        apart = values[order][ends] < values[order][ends + 1]
+        return len(counts) > 1 and counts.min() >= _FEWEST_ROWS and len(ends) == len(counts) - 1 and bool(apart.all())
+    if len(np.unique(goal)) < _LEAST_RANKS:
+        return False
+    return bool(abs(np.corrcoef(_ranks(values), _ranks(goal))[0, 1]) > _ALIKE)
+
+
+def _ranks(values: Array) -> Array:
+    """Return the rank of each value; equal ones share the mean of theirs."""
+    _, numbers, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: Array = (np.cumsum(counts) - counts / 2)[numbers]
+    return ranks
 
 
 def _counters(facts: SourceFacts, packed: Sequence[str], field: str) -> list[str]:
@@ -366,9 +406,11 @@ class ColumnSource(FieldSource):
         self.compares_columns = bool(packed)
         facts = self.list_parts(groups, index)
         facts = dataclasses.replace(facts, remarks=[*facts.remarks, *shared])
+        widths = [next(iter(tables.values()))[column_name].width for column_name in packed]
         if packed:
-            facts = dataclasses.replace(facts, remarks=[*facts.remarks, *_same_as_target(facts, packed)])
-            counted = _counters(facts, packed, field_name(name))
+            places = np.repeat(packed, widths).tolist()
+            facts = dataclasses.replace(facts, remarks=[*facts.remarks, *_same_as_target(facts, places)])
+            counted = _counters(facts, places, field_name(name))
             facts = dataclasses.replace(facts, remarks=[*facts.remarks, *counted])
             fields = [
                 dataclasses.replace(field, columns=list(packed)) if field.name == field_name(name) else field
@@ -376,7 +418,6 @@ class ColumnSource(FieldSource):
             ]
             remark = f"{field_name(name)}: the columns {some(packed)}"
             facts = dataclasses.replace(facts, fields=fields, remarks=[remark, *facts.remarks])
-        widths = [next(iter(tables.values()))[column_name].width for column_name in packed]
         coded = [at for at, column_name in enumerate(np.repeat(packed, widths)) if column_name in words]
         totals = _totals(facts, field_name(name) if packed else "", coded)
         facts = dataclasses.replace(facts, remarks=[*facts.remarks, *totals])

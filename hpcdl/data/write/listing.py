@@ -53,6 +53,7 @@ from hpcdl.data.sources.base.values import is_other_aspect, mark_of_missing, ste
 from hpcdl.data.sources.reader.source import user_reader
 from hpcdl.data.write.journal import source_state
 from hpcdl.data.write.lustre import file_system_of
+from hpcdl.data.write.neighbours import remark_on_neighbours
 from hpcdl.data.write.plan import ShardJob, ShardPlan, make_plan
 from hpcdl.data.write.request import LayoutConfig, ShardConfig, ShardRequest, SourceConfig, parse_split
 
@@ -222,6 +223,8 @@ def _remarks_on_unseen(names: Sequence[str], counts: Mapping[str, Counts]) -> li
     ]
 
 
+_TOO_GOOD = "too good"
+"""In each remark on samples that several splits share."""
 _NAMES = 20_000
 """At most this number of names of a source's samples, the first, are compared."""
 _SMALL_CLASS = 16
@@ -272,6 +275,9 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: boo
             counts = divide(work, index, UNSPLIT, limits, list(fractions), mixed(layout.seed, 10))
             facts = _with_groups(_with_division(facts, list(fractions), limits), spec, source)
         facts = _with_sides(_with_names(facts, spec, source, index, work, counts))  # last: it needs the parts
+        if fractions and not any(_TOO_GOOD in remark for remark in facts.remarks):
+            alike = remark_on_neighbours(source, facts, index, sum(counts.values()), shape)
+            facts = dataclasses.replace(facts, remarks=[*facts.remarks, *alike])
     finally:
         index.close()
     fields = _stored(facts, shape, layout)

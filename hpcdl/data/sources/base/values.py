@@ -339,8 +339,8 @@ def step_of_windows(facts: SourceFacts) -> int:
         return 0
     values = np.fromfile(place.file, place.dtype, _WINDOWS * length * width, offset=place.offset)
     rows = values[: len(values) // (length * width) * length * width].reshape(-1, length, width)
-    # Constant windows would fit at every step.
-    if len(rows) < _WINDOWS or not (rows.std(1) > 0).any(1).all():
+    # Of fewer samples, what was read is in part not theirs. Constant windows would fit at every step.
+    if facts.num_samples < _WINDOWS or len(rows) < _WINDOWS or not (rows != rows[:, :1]).any((1, 2)).all():
         return 0
     steps = range(1, length - _LEAST_OVERLAP + 1)
     return next((step for step in steps if np.array_equal(rows[:-1, step:], rows[1:, : length - step])), 0)

@@ -751,6 +751,7 @@ ODD = {
         "as classes they need a network of 256 outputs; for classes write 0 to 1"),
     "masks with -1": ({"y": MASKS.astype(np.int8) - 1}, "y: 2 numbers seen (-1, 0); for"),
     "masks of 0 and 1": ({"y": MASKS}, ""),
+    "masks of nothing": ({"y": MASKS * 0}, "y: all values seen are 0: is there anything to learn from them?"),
     "one quantity": ({"y": np.full(6, 2.5)}, "y: all values seen are 2.5: is there anything to learn from them?"),
     "zeros": ({"x": np.zeros((6, 4), np.float32)}, "x: all values seen are 0: is there anything to learn from them?"),
     "zeros among others": ({"x": np.array([[0, n] for n in range(6)], np.float32)}, ""),

@@ -334,6 +334,27 @@ def test_a_column_that_orders_as_the_target_is_shown(
     assert (line in understood) if line else "known only with it" not in understood
 
 
+@pytest.mark.parametrize(
+    ("column", "line"),
+    [
+        (lambda row: 7, "x: the column 'b' is 7 in all rows seen"),
+        (lambda row: row % 2, ""),
+        (lambda row: 0 if row % 9 == 0 else 50 + row, "of 0 at index 1, all others 51 to"),
+        (lambda row: -1 if row % 9 == 0 else 18 + row % 60, "of -1 at index 1, all others 18 to"),
+        (lambda row: 0 if row % 9 == 0 else row / 10, ""),
+        (lambda row: 0 if row % 9 == 0 else 2 + row % 3, ""),
+        (lambda row: row % 3 - 1, ""),
+    ],
+)
+def test_columns_of_one_number_or_with_low_marks_of_missing_values_are_shown(
+    column: Callable[[int], float], line: str, tmp_path: Path
+) -> None:
+    rows = [f"{row * 7 % 11},{column(row)},{row * 13 % 17 + 0.5}" for row in range(120)]
+    (tmp_path / "t.csv").write_text("\n".join(["a,b,y", *rows]) + "\n")
+    understood = " ".join(make(tmp_path / "t.csv", tmp_path / "out", target="y=y", normalise="mean-std").understood)
+    assert (line in understood) if line else "in all rows" not in understood and "mark of" not in understood
+
+
 @pytest.mark.parametrize(("step", "said"), [(1, True), (2, False)])
 def test_a_column_that_counts_the_rows_is_shown(tmp_path: Path, step: int, said: bool) -> None:
     rows = [f"{row * step + 5},{row * 7 % 11},{row % 2}" for row in range(40)]

@@ -334,7 +334,7 @@ def _ranks(values: Array) -> Array:
 
 
 def _counters(facts: SourceFacts, packed: Sequence[str], field: str) -> list[str]:
-    """Return a remark on columns of the field `field` that count the rows: a number of the rows under another name."""
+    """Return remarks on columns of the field `field` that count the rows, or hold one number alone."""
     at = next(number for number, item in enumerate(facts.fields) if item.name == field)
     place, width = facts.arrays[at], math.prod(facts.arrays[at].shape)
     if width != len(packed):
@@ -344,12 +344,20 @@ def _counters(facts: SourceFacts, packed: Sequence[str], field: str) -> list[str
         return []
     with np.errstate(over="ignore", invalid="ignore"):
         names = [name for name, own in zip(packed, values.T, strict=True) if (np.diff(own) == 1).all()]
-    if not names:
-        return []
-    return [
-        f"{field}: the column {some(names)} counts the rows: a feature? If it is their number, give --leave-out "
-        f"{typed(names[0])}"
-    ]
+    remarks = []
+    if names:
+        remarks.append(
+            f"{field}: the column {some(names)} counts the rows: a feature? If it is their number, give --leave-out "
+            f"{typed(names[0])}"
+        )
+    alike = [(name, own[0]) for name, own in zip(packed, values.T, strict=True) if (own == own[0]).all()]
+    # Many are pixels at the edge of pictures.
+    if 0 < len(alike) < _FEWEST_ROWS and len(alike) < width:
+        remarks.append(
+            f"{field}: the column {some(name for name, _ in alike)} is {alike[0][1]:g} in all rows seen: is there "
+            "anything to learn from it?"
+        )
+    return remarks
 
 
 def _no_numbers() -> PlacedArray:

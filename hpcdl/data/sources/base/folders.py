@@ -500,10 +500,10 @@ class PicturePairs:
 
 
 def _odd_masks(item: Field, files: Sequence[Path]) -> list[str]:
-    """Return a remark if the numbers of the first masks are those of pictures, such as 0 and 255."""
+    """Return a remark if the numbers of masks are those of pictures, such as 0 and 255, or one number alone."""
 
     def masks() -> Iterator[Array]:
-        for path in itertools.islice(files, LOOKED_AT):
+        for path in files[:: -(-len(files) // LOOKED_AT)]:
             with contextlib.suppress(UnreadableSample):  # the writing finds it again and follows --on-error
                 yield decode_mask(_content(path)[1], size=None)
 

@@ -21,6 +21,9 @@ _MARKS = (-99, -999, -9999, -99999, -999999, 99, 999, 9999, 99999, 999999, 99.9,
           -32768, -(2**31), 1e20, 1e30, 1e36, 9.969209968386869e36, -1e20, -1e30, -1e34,
           -3.4028234663852886e38, 3.4028234663852886e38, -1.7976931348623157e308)  # fmt: skip
 """Numbers that files have for missing ones: of netCDF, CMIP, GDAL, and tables."""
+_LOW_MARKS, _LOW_GAP, _FEWEST_MARKED, _LEAST_DIFFERENT = (0, -1), 0.2, 2, 20
+"""Numbers for missing ones among positive ones (no glucose of 0, no age of -1): the part of the others' range that they
+are below it, how many there must be, and the different numbers that make the others a quantity."""
 _NUMBERS_SHOWN = 5
 LOOKED_AT = 64
 """Most pieces of an array that are searched for such numbers."""
@@ -156,11 +159,14 @@ def marks_of_missing(field: Field, arrays: Sequence[PlacedArray]) -> str:
         for chunk in (chunk for array in arrays for chunk in itertools.islice(array.chunks(), LOOKED_AT)):
             yield chunk.reshape(-1, 1) if len(field.shape) > 1 else chunk.reshape(len(chunk), -1)
 
-    return mark_of_missing(field.name, np.dtype(field.dtype), rows)
+    return mark_of_missing(field.name, np.dtype(field.dtype), rows, low=len(field.shape) < 2)
 
 
-def mark_of_missing(name: str, dtype: np.dtype[Any], rows: Callable[[], Iterable[Array]]) -> str:
-    """Describe such a number among `rows`, which returns pieces of shape (N, places) again at each call."""
+def mark_of_missing(name: str, dtype: np.dtype[Any], rows: Callable[[], Iterable[Array]], *, low: bool = False) -> str:
+    """Describe such a number among `rows`, which returns pieces of shape (N, places) again at each call.
+
+    With `low` also 0 or -1 below positive numbers; a picture's background is one.
+    """
     # No value of a byte is odd among others.
     if dtype.kind not in "if" or dtype.itemsize < 2:
         return ""
@@ -171,14 +177,15 @@ def mark_of_missing(name: str, dtype: np.dtype[Any], rows: Callable[[], Iterable
     bounds = [(np.fmin.reduce(values), np.fmax.reduce(values)) for values in rows() if len(values)]
     if not bounds:
         return ""
-    low, high = (
+    least_seen, most_seen = (
         np.fmin.reduce([smallest for smallest, _ in bounds]),
         np.fmax.reduce([smallest for _, smallest in bounds]),
     )
-    if low.min() == high.max() and sum(map(len, rows())) > 1:
-        return f"{name}: all values seen are {low[0]:g}: is there anything to learn from them?"
-    mark = np.where(np.isin(low, marks), low, high)
-    places = np.flatnonzero(np.isin(mark, marks))
+    if least_seen.min() == most_seen.max() and sum(map(len, rows())) > 1:
+        return f"{name}: all values seen are {least_seen[0]:g}: is there anything to learn from them?"
+    is_low = np.isin(least_seen, _LOW_MARKS) & low & ~np.isin(most_seen, marks)
+    mark = np.where(np.isin(least_seen, marks) | is_low, least_seen, most_seen)
+    places = np.flatnonzero(np.isin(mark, marks) | is_low)
     if not len(places):
         return ""
     count, least, most = np.zeros(len(places), np.int64), np.full(len(places), np.inf), np.full(len(places), -np.inf)
@@ -189,11 +196,14 @@ def mark_of_missing(name: str, dtype: np.dtype[Any], rows: Callable[[], Iterable
         most = np.fmax(most, np.fmax.reduce(np.where(is_mark, -np.inf, values)))
     with np.errstate(over="ignore", invalid="ignore"):
         gap = np.minimum(np.abs(mark[places] - least), np.abs(mark[places] - most))
-        odd = np.flatnonzero((least <= most) & (gap > most - least))
-    if not len(odd):
+        below = (least > 0) & (gap > _LOW_GAP * (most - least)) & (count >= _FEWEST_MARKED)
+        odd = np.flatnonzero((least <= most) & np.where(is_low[places], below, gap > most - least))
+    first = next(iter(rows()))[:_MOST_ROWS]
+    at = next((at for at in odd.tolist() if not is_low[places[at]] or
+               len(np.unique(first[:, places[at]])) >= _LEAST_DIFFERENT), None)  # fmt: skip
+    if at is None:
         return ""
-    at = int(odd[0])
-    where = f" at index {places[at]}" if len(low) > 1 else ""
+    where = f" at index {places[at]}" if len(least_seen) > 1 else ""
     return (
         f"{name}: {counted(int(count[at]), 'value')} of {mark[places[at]]:g}{where}, all others {least[at]:g} to "
         f"{most[at]:g}: a mark of missing values? It stays a number; if so, write NaN in the source and give --nan skip"
@@ -429,6 +439,8 @@ def mask_with_gaps(name: str, chunks: Iterable[Array]) -> str:
         found |= set(np.unique(chunk).tolist())
         if len(found) > FEW_CLASSES:
             return ""
+    if len(found) == 1:
+        return f"{name}: all values seen are {found.pop()}: is there anything to learn from them?"
     if not found or (min(found) >= 0 and max(found) < 2 * len(found)):
         return ""
     numbers = ", ".join(map(str, sorted(found)[:_NUMBERS_SHOWN])) + (", ..." if len(found) > _NUMBERS_SHOWN else "")

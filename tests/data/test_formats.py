@@ -418,6 +418,24 @@ def test_numbers_that_are_packed_in_other_ways(unsigned: bool, tmp_path: Path) -
     assert np.allclose(found["long"], np.arange(20) * 1e-3) and found["plain"].tolist() == list(range(20))
 
 
+@pytest.mark.parametrize(
+    ("attributes", "line"),
+    [
+        ({"Slope": 0.1, "Intercept": -10.0}, "x: not applied are its attributes 'Intercept' (-10), 'Slope' (0.1): if"),
+        ({"SCALE FACTOR": 0.01}, "x: not applied are its attributes 'SCALE FACTOR' (0.01): if"),
+        ({"nodata": 0}, "x: not applied are its attributes 'nodata' (0): if"),
+        ({"scale": 1, "offset": 0, "scales": 3.0, "gain": "high"}, ""),
+        ({"scale_factor": 0.5}, ""),
+    ],
+)
+def test_attributes_that_scale_by_other_names_are_shown(attributes: dict[str, Any], line: str, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["y"] = np.arange(40, dtype=np.int16).reshape(20, 2), np.linspace(0, 1, 20)
+        file["x"].attrs.update(attributes)
+    understood = " ".join(make(tmp_path / "a.h5", tmp_path / "out", input="x=x", target="y=y").understood)
+    assert (line in understood) if line else "not applied" not in understood
+
+
 def test_packed_numbers_in_the_shape_of_images_are_not_taken_as_they_are_stored(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["images"] = np.arange(20 * 8 * 8, dtype=np.uint8).reshape(20, 8, 8)

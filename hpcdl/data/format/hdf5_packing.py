@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,14 @@ from hpcdl.data.format.hdf5 import Array
 
 ATTRIBUTES = ("scale_factor", "add_offset", "valid_min", "valid_max", "valid_range", "_FillValue", "missing_value")
 """The attributes that describe packed numbers."""
+
+_OTHER_NAMES = {
+    **dict.fromkeys(("scale", "scalefactor", "scalingfactor", "slope", "gain", "multiplier"), 1.0),
+    **dict.fromkeys(("offset", "addoffset", "intercept"), 0.0),
+    **dict.fromkeys(("fillvalue", "nodata", "nodatavalue", "missing", "missingvalue", "missingdata", "codemissingvalue",
+                     "badvalue", "errordn", "undetect"), None),
+}  # fmt: skip
+"""Names of such attributes elsewhere, in small letters alone, and the number with which one does nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +163,22 @@ def are_numbers(value: Any, key: str) -> bool:
         return _number(value) is not None
     numbers = np.ravel(np.asarray(value))
     return numbers.dtype.kind in "fiu" and (key != "valid_range" or len(numbers) == 2)
+
+
+def not_applied(attributes: Mapping[str, Any]) -> str:
+    """Describe attributes that scale numbers or mark missing ones by names other than netCDF's; empty if none does."""
+    found = []
+    for key in attributes:
+        plain = "".join(filter(str.isalnum, key.lower()))
+        if key not in ATTRIBUTES and plain in _OTHER_NAMES:
+            number = _number(attributes[key])
+            found += [f"{shown(key)} ({number:g})"] if number is not None and number != _OTHER_NAMES[plain] else []
+    return (
+        f"not applied are its attributes {', '.join(found)}: if they scale its numbers or mark missing ones, call them "
+        "scale_factor, add_offset and _FillValue, as netCDF does"
+        if found
+        else ""
+    )
 
 
 def _number(value: Any) -> float | None:

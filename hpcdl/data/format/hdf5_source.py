@@ -16,7 +16,7 @@ from hpcdl.core.storage.disk import remove_file
 from hpcdl.core.units import format_bytes
 from hpcdl.data.format.hdf5 import DAMAGED, Array, load_filters
 from hpcdl.data.format.hdf5_links import StoredOutside, arrays_inside, arrays_linked, files_behind
-from hpcdl.data.format.hdf5_packing import ATTRIBUTES, Packing, are_numbers, text_of
+from hpcdl.data.format.hdf5_packing import ATTRIBUTES, Packing, are_numbers, not_applied, text_of
 
 _MOST_CHUNK_BYTES = 256 * 1024**2
 _MOST_RATIO = 2000
@@ -221,10 +221,11 @@ class ArrayFile:
             # A virtual data set stores nothing itself; its sources are checked when links are followed.
             num_written, num_chunks = (1, 1) if data.is_virtual or not data.size else _written_chunks(data)
             odd = [key for key in ATTRIBUTES if key in data.attrs and not are_numbers(data.attrs[key], key)]
-            sentences = []
+            others = not_applied(data.attrs) if data.dtype.kind in "fiu" else ""
+            sentences = [f"{name}: {others}"] if others else []
             if num_written < num_chunks:
                 part = f"{num_chunks - num_written} of its {num_chunks} chunks were" if data.chunks else "it was"
-                sentences = [f"{name}: {part} never written, and read as {data.fillvalue}"]
+                sentences.append(f"{name}: {part} never written, and read as {data.fillvalue}")
             if "flag_masks" in data.attrs:
                 sentences.append(f"{name}: its numbers may be sums of flags (flag_masks): several labels, no class")
             words, numbers = _flags_of(data)

@@ -955,3 +955,19 @@ def test_names_of_quantities_are_not_asked_of_in_other_classes(tmp_path: Path, n
     )
     flags = {"format": "csv"}
     assert len(dry_run(request(tmp_path / "list.csv", tmp_path / "out", **flags)).facts.class_names) == 3, source
+
+
+@pytest.mark.parametrize(
+    ("labels", "line"),
+    [
+        (["cat"] * 60 + ["dog"] * 60 + ["dgo"], "1 of 3 classes have 1 or 2 samples: 'dgo'"),
+        (["cat"] * 60 + ["dog"] * 60 + ["cow"] * 3, ""),
+        (["yes"] + ["no"] * 30, "96 % of the samples are of the class 'no'"),
+        (["yes"] * 4 + ["no"] * 30, ""),
+        (["a", "b", "c", "d"], ""),
+    ],
+)
+def test_classes_of_very_few_and_of_nearly_all_samples_are_shown(labels: list[str], line: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=RANDOM.normal(size=(len(labels), 4)), y=np.array(labels))
+    reported = " ".join(make(tmp_path / "a.npz", tmp_path / "out", input="x=x", target="y=y").understood)
+    assert line in reported if line else not reported

@@ -179,11 +179,26 @@ def _joined(names: Sequence[str]) -> Iterator[str]:
 
 
 def remarks_on_counts(names: Sequence[str], counts: Mapping[str, Counts]) -> list[str]:
-    """Return remarks on classes without samples and classes absent from training; `counts` by split and class."""
-    remarks = []
-    empty = np.flatnonzero(sum(counts.values()) == 0).tolist()
+    """Return remarks on classes without samples, with very few or most, and absent from training.
+
+    `counts` are by split and class.
+    """
+    remarks, total = [], np.sum([*counts.values()], 0)
+    empty = np.flatnonzero(total == 0).tolist()
     if empty:
         remarks.append(f"{len(empty)} of {len(names)} classes have no sample: {some(names[at] for at in empty)}")
+    few = np.flatnonzero((total > 0) & (total <= _FEW_SAMPLES)).tolist()
+    if few and np.median(total) >= _MANY_SAMPLES:
+        remarks.append(
+            f"{len(few)} of {len(names)} classes have 1 or {_FEW_SAMPLES} samples: "
+            f"{some(names[at] for at in few)}: misspelled, or too few to learn?"
+        )
+    if len(names) > 1 and len(empty) < len(names) - 1 and total.max() >= _MOST_OF_ALL * total.sum():
+        share = math.floor(100 * total.max() / total.sum())
+        remarks.append(
+            f"{share} % of the samples are of the class {shown(names[int(total.argmax())])}: a model that always "
+            "answers it has that accuracy"
+        )
     return remarks + _remarks_on_unseen(names, counts)
 
 
@@ -223,6 +238,8 @@ def _remarks_on_unseen(names: Sequence[str], counts: Mapping[str, Counts]) -> li
     ]
 
 
+_FEW_SAMPLES, _MANY_SAMPLES, _MOST_OF_ALL = 2, 50, 0.9
+"""Samples of a class that are few where the median of classes has many, and the share that makes accuracy useless."""
 _TOO_GOOD = "too good"
 """In each remark on samples that several splits share."""
 _NAMES = 20_000

@@ -355,6 +355,24 @@ def test_columns_of_one_number_or_with_low_marks_of_missing_values_are_shown(
     assert (line in understood) if line else "in all rows" not in understood and "mark of" not in understood
 
 
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        (lambda row: f"{row * 97 + 900:,}".replace(",", "."), True),
+        (lambda row: f"{row * 0.971 + 1:.3f}", False),
+        (lambda row: f"{row * 0.125 + 1:g}", False),
+        (lambda row: f"{row}", False),
+        (lambda row: f"{row * 0.97:.2f}", False),
+    ],
+)
+def test_points_that_may_mark_thousands_are_shown(column: Callable[[int], str], said: bool, tmp_path: Path) -> None:
+    rows = [f"{row * 7 % 11};{column(row)};{row * 13 % 17 + 0.5}" for row in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["a;b;y", *rows]) + "\n")
+    understood = " ".join(make(tmp_path / "t.csv", tmp_path / "out", target="y=y").understood)
+    assert ("'b': 1.094 is read as a fraction, and 900 is whole: do points mark thousands?" in understood) == said
+    assert ("mark thousands" in understood) == said
+
+
 @pytest.mark.parametrize(("step", "said"), [(1, True), (2, False)])
 def test_a_column_that_counts_the_rows_is_shown(tmp_path: Path, step: int, said: bool) -> None:
     rows = [f"{row * step + 5},{row * 7 % 11},{row % 2}" for row in range(40)]

@@ -43,6 +43,9 @@ _ZEROS = re.compile(r"^0[0-9]+$", re.MULTILINE)
 _LONG_LINE = re.compile(r"^[+-]?[0-9]{19,}$", re.MULTILINE)
 _LONG = re.compile(r"[+-]?[0-9]{19,}")
 """Numbers with too many digits for int64 and float64: codes."""
+_NOT_THOUSANDS = re.compile(r"^(?!(?:[+-]?[1-9][0-9]{0,2}\.[0-9]{3}|[+-]?[0-9]{1,3}|)$)", re.MULTILINE)
+_POINT, _NO_POINT = re.compile(r"^[+-]?[0-9]+\.[0-9]{3}$", re.MULTILINE), re.compile(r"^[+-]?[0-9]{1,3}$", re.MULTILINE)
+"""Numbers that are no thousands written with a point (1.234, 980, 20.500), and those with and without one."""
 _NOTATION = re.compile(
     r"[+-]?(?:[0-9]+,[0-9]+|[0-9]{1,3}(?:[., '_\u00a0\u2009\u202f][0-9]{3})+(?:[.,][0-9]+)?|[0-9.,]+ ?%"
     r"|0[xX][0-9a-fA-F]+|[0-9.]+[dD][+-]?[0-9]+|[$\u20ac\u00a3] ?[0-9.,]+|[0-9.,]+ ?[$\u20ac\u00a3])|\u2212[0-9.,]+"
@@ -66,6 +69,8 @@ class TableSource(ColumnSource):
         self._files: dict[str, list[Path]] = {}
         self._also_values: dict[str, None] = {}
         """Columns with a value that is their name."""
+        self._points: list[str] = []
+        """Remarks on columns whose points may mark thousands."""
 
     @staticmethod
     def recognises(location: Path) -> bool:
@@ -101,7 +106,7 @@ class TableSource(ColumnSource):
             f"{shown(name)} names a column, and is a value in it: if the first line is a sample, give --head none"
             for name in itertools.islice(self._also_values, 1)
         ]
-        return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
+        return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks, *self._points])
 
     def _listed(self, index: IndexWriter) -> SourceFacts:
         columns: dict[str, _Column] = {}
@@ -119,6 +124,12 @@ class TableSource(ColumnSource):
         if odd is not None:
             raise SourceError(f"{self._location}: the column split holds {shown(odd)}; write train, val or test")
         columns.pop("split", None)
+        self._points = [
+            f"{shown(name)}: {column.thousands[0]} is read as a fraction, and {column.thousands[1]} is whole: do "
+            "points mark thousands? If so, take them out of the source"
+            for name, column in columns.items()
+            if column.kind == "float64" and len(column.thousands) == 2 and not left_out(name, self._spec.leave_out)
+        ]
         for name, column in columns.items():
             if column.kind != "text" and column.code and self._names_classes(name):
                 column.written_as = self._spellings(name)
@@ -312,6 +323,9 @@ class _Column:
         """An integer with leading zeros, or with more digits than the number types hold."""
         self.written_as: dict[int, str] | None = {}
         """How codes write their numbers, for a target; None if they must stay text."""
+        self.thousands: list[str] = []
+        """Numbers with a point and without, if all may be whole numbers with points between thousands."""
+        self._may_be_thousands = True
         self.numbers = True
         """For text: whether all values are numbers in some notation."""
         self.word = ""
@@ -328,6 +342,7 @@ class _Column:
             # What the text is like decides which question the user gets.
             self._look_at_text(values)
             self.kind = "text"
+        self._look_at_points(lines)
         self.present = self.present or any(value.lower() not in _MISSING for value in values)
         if numbers is None:
             return
@@ -371,6 +386,15 @@ class _Column:
                 for start in range(0, self._counts[split], _VALUES):
                     part = np.fromfile(old, np.int64, _VALUES, offset=8 * start)
                     part.astype(np.float64).tofile(file)
+
+    def _look_at_points(self, lines: str) -> None:
+        if not self._may_be_thousands or "." not in lines:
+            return
+        if _NOT_THOUSANDS.search(lines):
+            self._may_be_thousands, self.thousands = False, []
+        elif len(self.thousands) < 2:
+            matches = [form.search(lines) for form in (_POINT, _NO_POINT)]
+            self.thousands = [match[0] for match in matches if match]
 
     def _look_at_text(self, values: Sequence[str]) -> None:
         for value in values if self.numbers else ():

@@ -373,6 +373,24 @@ def test_points_that_may_mark_thousands_are_shown(column: Callable[[int], str], 
     assert ("mark thousands" in understood) == said
 
 
+@pytest.mark.parametrize("in_turn", [True, False])
+def test_targets_of_which_one_is_1_in_each_row_are_shown(in_turn: bool, tmp_path: Path) -> None:
+    rows = [
+        ",".join(
+            map(
+                str,
+                (number * 7 % 11, *(int(number % 3 == at or (number % 4 == at and not in_turn)) for at in range(3))),
+            )
+        )
+        for number in range(60)
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(["a,cat,dog,cow", *rows]) + "\n")
+    understood = " ".join(make(tmp_path / "t.csv", tmp_path / "out", target="cat,dog,cow").understood)
+    assert (
+        "one of the targets 'cat', 'dog', 'cow' is 1 in each row: one target of 3 classes?" in understood
+    ) == in_turn
+
+
 @pytest.mark.parametrize(("step", "said"), [(1, True), (2, False)])
 def test_a_column_that_counts_the_rows_is_shown(tmp_path: Path, step: int, said: bool) -> None:
     rows = [f"{row * step + 5},{row * 7 % 11},{row % 2}" for row in range(40)]

@@ -257,6 +257,24 @@ def _same_as_target(facts: SourceFacts, packed: Sequence[str]) -> list[str]:
     return remarks
 
 
+def _targets_in_turn(facts: SourceFacts) -> list[str]:
+    """Return a remark if one of several targets of 0 and 1 is 1 in each row: one target, one-hot."""
+    pairs = [
+        (item.name, place)
+        for item, place in zip(facts.fields, facts.arrays, strict=False)
+        if item.role == "target" and item.kind == "class" and len(item.class_names) == 2 and not place.offsets
+    ]
+    if len(pairs) < 2 or len(pairs) < sum(item.role == "target" for item in facts.fields):
+        return []
+    values = [np.fromfile(place.file, place.dtype, _STACKED // len(pairs), offset=place.offset) for _, place in pairs]
+    if len({len(own) for own in values}) > 1 or len(values[0]) < _FEWEST_ROWS or not (np.sum(values, 0) == 1).all():
+        return []
+    return [
+        f"one of the targets {some(name for name, _ in pairs)} is 1 in each row: one target of {len(pairs)} classes? "
+        "Then write it as one column"
+    ]
+
+
 def _totals(facts: SourceFacts, packed: str, coded: Collection[int]) -> list[str]:
     """Return a remark if the last row holds sums or means; `coded` are the places of words in the field `packed`."""
     columns: list[Array] = []
@@ -428,7 +446,7 @@ class ColumnSource(FieldSource):
             facts = dataclasses.replace(facts, fields=fields, remarks=[remark, *facts.remarks])
         coded = [at for at, column_name in enumerate(np.repeat(packed, widths)) if column_name in words]
         totals = _totals(facts, field_name(name) if packed else "", coded)
-        facts = dataclasses.replace(facts, remarks=[*facts.remarks, *totals])
+        facts = dataclasses.replace(facts, remarks=[*facts.remarks, *totals, *_targets_in_turn(facts)])
         return self._with_words(facts, words, packed, next(iter(tables.values()))) if words else facts
 
     def _as_numbers(

@@ -226,8 +226,9 @@ def test_a_script_that_reads_its_input_to_the_end_does_not_wait(session_hpcdl: C
 
 
 WRITES = """
-import hpcdl, json, pathlib, shutil
+import hpcdl, json, pathlib, shutil, tempfile
 hpcdl.init()
+tempfile.NamedTemporaryFile().close()
 json.dump({}, open("history.json", "w"))
 pathlib.Path(f"own{hpcdl.rank()}.txt").write_text("fine")
 pathlib.Path("gone.txt").write_text("of another name later"); hpcdl.barrier()

@@ -62,7 +62,8 @@ class WrittenFiles:
         files = file = None
         if event in ("open", OPENS):
             file, mode, _ = arguments
-            known = isinstance(mode, str)
+            # Python opens the folder in which it makes a temporary file without a name that others could know.
+            known = isinstance(mode, str) and not (event == "open" and os.path.isdir(file))
             files = self._written if known and "w" in mode else self._appended if known and "a" in mode else None
         elif event == "os.rename" and arguments[3] == _NO_FOLDER:
             # Many scripts write to a temporary name, each rank to one of its own, and rename that.

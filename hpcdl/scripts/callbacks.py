@@ -34,6 +34,7 @@ from hpcdl.scripts.fit.model import (
     prepare_model,
     set_own,
 )
+from hpcdl.scripts.fit.pipelines import check_pipelines
 from hpcdl.scripts.fit.samples import SamplesOfEpoch, is_split, long_epochs, stop_noting, warn_of_same_samples
 from hpcdl.scripts.fit.settings import settings_of_model, warn_of_other_settings
 from hpcdl.scripts.fit.variables import CombinedVariables, fixed_and_own, shared_variables_of, warn_of_local_variables
@@ -80,6 +81,8 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self._samples: SamplesOfEpoch | None = None
         self.once: Any = None
         """What this fit trains on once an epoch; None if the script says how many steps an epoch takes."""
+        self.given: Sequence[Any] = ()
+        """What this fit trains on and validates with."""
         self.call: Mapping[str, Any] = {}
         """Those arguments of this fit that ranks must have alike."""
         self.checkpoints: list[Any] = []
@@ -128,6 +131,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
                 # Not the optimizer itself: after another `compile` it would be taken for one that the model uses.
                 set_own(self.model, "compared_with", id(optimizer))
                 warn_of_other_settings(self.group, self.model.name, settings_of_model(self.model))
+            check_pipelines(self.group, self.given)
             stop_noting(self.model)
             if not self._centers():  # else each worker may draw from all samples (EASGD)
                 self._samples = warn_of_same_samples(self.group, self.model, self.once)
@@ -432,6 +436,7 @@ def _with_own(given: Any, model: Any, group: ScriptGroup, arguments: Mapping[str
     """Return the callbacks of a fit with `arguments`, a list or a user's CallbackList, with hpcdl's callback added."""
     data = arguments.get("x")
     once = data if arguments.get("steps_per_epoch") is None else None
+    both = data, arguments.get("validation_data")
     call = {name: arguments[name] for name in (*_EPOCHS, _WEIGHTS) if name in arguments}
     if text := long_epochs(data, arguments.get("steps_per_epoch"), group.size):
         warn_once(group, "steps of an epoch", text)
@@ -441,11 +446,11 @@ def _with_own(given: Any, model: Any, group: ScriptGroup, arguments: Mapping[str
     if any(callback.waits_to_restore for callback in agreeing):
         build_for(model, data)
     for callback in agreeing:
-        callback.once, callback.call = once, call
+        callback.once, callback.given, callback.call = once, both, call
     if agreeing:
         return given
     added = AgreeOverRanks(session(), group)
-    added.once, added.call = once, call
+    added.once, added.given, added.call = once, both, call
     if not by_hand:
         return [*listed, added]
     added.set_params(given.params)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from typing import TYPE_CHECKING, Any
 
 import numpy
 import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
+from hpcdl.scripts.fit.pipelines import arrays_in, looks_of, same, seeds_of, shuffles_in
 from hpcdl.scripts.process.session import session
 
 if TYPE_CHECKING:
     from hpcdl.scripts.process.group import ScriptGroup
 
-_ROWS = 256
-"""Number of rows to compare of each source array, to check that all ranks have the same data."""
 _AHEAD = 2
 """Number of elements to prefetch. It is fixed, so that the script decides whether tf.data tunes itself."""
 
@@ -59,11 +56,11 @@ def _check_alike(whole: Any, group: ScriptGroup) -> None:
     if group.size == 1 or not tf.executing_eagerly():
         return
     group.agree("hpcdl.dataset")
-    by_rank = group.messages.allgather_json([_looks_of(array) for array in _arrays_in(whole)])
+    by_rank = group.messages.allgather_json([looks_of(array) for array in arrays_in(whole)])
     if any(len(row) != len(by_rank[0]) for row in by_rank):
         return  # each rank made its data in a different way, so a comparison says nothing
     for rank, row in enumerate(by_rank[1:], 1):
-        if not all(_same(*pair) for pair in zip(by_rank[0], row, strict=True)):
+        if not all(same(*pair) for pair in zip(by_rank[0], row, strict=True)):
             raise UsageError(
                 f"hpcdl.dataset: rank {rank} has other data than rank 0, or the same in another order; it deals out "
                 "what all ranks have alike: sort lists of files and seed what shuffles them, or leave hpcdl.dataset "
@@ -71,45 +68,15 @@ def _check_alike(whole: Any, group: ScriptGroup) -> None:
             )
 
 
-def _arrays_in(whole: Any) -> list[Any]:
-    """Return the source arrays of a data set, including its file names."""
-    arrays = [one for one in getattr(whole, "_tensors", ()) if one.dtype not in (tf.variant, tf.resource)]
-    for one in whole._inputs():
-        arrays += _arrays_in(one)
-    return arrays
-
-
-def _looks_of(array: Any) -> list[Any]:
-    """Return type, shape and a summary of some rows of an array: a digest of texts, or the means of numbers."""
-    form = [array.dtype.name, array.shape.as_list()]
-    whole = array if array.shape.rank else array[None]
-    indices = numpy.linspace(0, max(len(whole) - 1, 0), min(len(whole), _ROWS)).astype(int)
-    rows = tf.gather(whole, indices).numpy()
-    if array.dtype == tf.string:
-        texts = rows.reshape(-1).tolist()
-        folder = len(os.path.commonprefix(texts))  # noqa: RUF071  a node names its own storage
-        return [*form, hashlib.blake2b(b"\0".join(text[folder:] for text in texts)).hexdigest()]
-    return [*form, [float(row.real.astype(numpy.float64).mean()) for row in rows] if rows.size else []]
-
-
-def _same(first: list[Any], second: list[Any]) -> bool:
-    """Return whether two summaries agree, up to the rounding differences of different processors."""
-    *form, looks = first
-    *other_form, other_looks = second
-    if form != other_form or "float" not in form[0]:
-        return bool(first == second)
-    return bool(numpy.allclose(looks, other_looks, rtol=1e-5, atol=1e-7, equal_nan=True))
-
-
 def _shuffled_alike(whole: Any, group: ScriptGroup) -> Any:
     """Return `whole` with the same shuffle order on every rank. Raises UsageError if that is impossible.
 
     With a different order on each rank, the parts would miss some samples and repeat others.
     """
-    shuffles = _shuffles_in(whole)
+    shuffles = shuffles_in(whole)
     if not shuffles or group.size == 1:
         return whole
-    seeds = [[int(one._seed), int(one._seed2)] for one in shuffles]
+    seeds = seeds_of(whole)
     group.agree("hpcdl.dataset of a shuffled data set")
     by_rank = group.messages.allgather_json([seeds, int(numpy.random.SeedSequence().generate_state(1)[0])])
     if all(one != [0, 0] for one in seeds) and all(other == seeds for other, _ in by_rank):
@@ -122,11 +89,3 @@ def _shuffled_alike(whole: Any, group: ScriptGroup) -> Any:
         "hpcdl.dataset: the ranks would shuffle in different orders, and some samples would be in no rank's part; give"
         " shuffle(..., seed=1) or list_files(..., seed=1) the same seed on all ranks, or shuffle its result"
     )
-
-
-def _shuffles_in(whole: Any) -> list[Any]:
-    """Return all shuffles in a data set's pipeline, the last one first."""
-    shuffles = [whole] if hasattr(whole, "_seed2") and hasattr(whole, "_buffer_size") else []
-    for source in whole._inputs():
-        shuffles += _shuffles_in(source)
-    return shuffles

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import tensorflow as tf
 
+from hpcdl.scripts.fit.pipelines import kind_of, stages_of
 from hpcdl.scripts.fit.scaling import scaling_alike, scaling_of
 from hpcdl.scripts.process.session import DIFFERENT_SAMPLES, SAME_SAMPLES, warn_once
 from hpcdl.strategies.base.graph import call_python
@@ -217,10 +218,10 @@ def _arrays_of(data: Any) -> list[Array]:
     if isinstance(data, tf.data.Dataset):
         stage = data
         while stage._inputs():
-            if _kind(stage) not in _KEEPS_SAMPLES:
+            if kind_of(stage) not in _KEEPS_SAMPLES:
                 return []
             (stage,) = stage._inputs()
-        data = list(stage._tensors) if _kind(stage) == "TensorSlice" else []
+        data = list(stage._tensors) if kind_of(stage) == "TensorSlice" else []
     arrays = tf.nest.flatten(data)
     if not all(isinstance(array, numpy.ndarray | tf.Tensor) and array.shape for array in arrays):
         return []
@@ -232,7 +233,7 @@ def is_split(data: Any) -> bool:
     """Return whether a data set is split among ranks somewhere, as hpcdl.dataset does."""
     if not isinstance(data, tf.data.Dataset):
         return False
-    return _kind(data) == "Shard" or any(is_split(stage) for stage in data._inputs())
+    return any(kind_of(stage) == "Shard" for stage in stages_of(data))
 
 
 def long_epochs(data: Any, steps: int | None, num_ranks: int) -> str:
@@ -251,17 +252,13 @@ def long_epochs(data: Any, steps: int | None, num_ranks: int) -> str:
 
 def _steps_of_a_pass(stage: Any) -> float:
     """Return how many elements a repeated data set has before it begins again; 0 if that is not known."""
-    kind, inputs = _kind(stage), stage._inputs()
+    kind, inputs = kind_of(stage), stage._inputs()
     if kind == "Repeat":
         return float(max(int(inputs[0].cardinality()), 0))  # unknown numbers are negative
     if len(inputs) != 1 or kind not in (*_KEEPS_SAMPLES, "Options"):
         return 0.0
     own = _steps_of_a_pass(inputs[0])
     return own / int(stage._batch_size) if kind in ("Batch", "ParallelBatch") else own
-
-
-def _kind(stage: Any) -> str:
-    return type(stage).__name__.strip("_").removesuffix("Dataset")
 
 
 def _sketch(arrays: Sequence[Array]) -> list[Any] | None:

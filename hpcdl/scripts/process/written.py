@@ -62,9 +62,10 @@ class WrittenFiles:
         files = file = None
         if event in ("open", OPENS):
             file, mode, _ = arguments
-            # Python opens the folder in which it makes a temporary file without a name that others could know.
-            known = isinstance(mode, str) and not (event == "open" and os.path.isdir(file))
+            known = isinstance(mode, str)
             files = self._written if known and "w" in mode else self._appended if known and "a" in mode else None
+            if files is not None and event == "open" and os.path.isdir(file):  # noqa: PTH112  it may be a descriptor
+                return  # Python opens the folder in which it makes a temporary file
         elif event == "os.rename" and arguments[3] == _NO_FOLDER:
             # Many scripts write to a temporary name, each rank to one of its own, and rename that.
             files, file = self._written, arguments[1]

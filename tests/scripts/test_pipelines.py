@@ -1,0 +1,87 @@
+"""What pipelines of tf.data on two ranks tell: parts of different orders, and one file in which both cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hpcdl.core.errors import UsageError
+from hpcdl.scripts.fit import pipelines
+
+NUMBERS = np.arange(96.0).reshape(48, 2)
+WHOLE = tf.data.Dataset.from_tensor_slices(NUMBERS)
+
+
+class Group:
+    """A group whose ranks say what `rows` holds, and without them what this one says."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows, self.own, self.messages = rows, [], self
+
+    def allgather_json(self, own: Any) -> list[Any]:
+        self.own = own
+        return self.rows or [own]
+
+
+def said(data_of: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return what two ranks are told of their data: a warning, a refusal or nothing."""
+    texts: list[str] = []
+    monkeypatch.setattr(pipelines, "warn_once", lambda group, key, text: texts.append(text))
+    groups = [Group([]), Group([])]
+    for rank, group in enumerate(groups):
+        pipelines.check_pipelines(group, [data_of(rank), None])  # type: ignore[arg-type]
+    try:
+        pipelines.check_pipelines(Group([group.own for group in groups]), [])  # type: ignore[arg-type]
+    except UsageError as error:
+        texts.append(str(error))
+    return " ".join(texts)
+
+
+def names(rank: int, *, seed: int | None = None) -> tf.data.Dataset:
+    order = np.random.default_rng(rank if seed is None else seed).permutation(48)
+    return tf.data.Dataset.from_tensor_slices([f"/data/{one}.png" for one in order])
+
+
+@pytest.mark.parametrize(
+    ("data_of", "warned"),
+    [
+        (lambda rank: WHOLE.shuffle(48).shard(2, rank).batch(8), True),
+        (lambda rank: WHOLE.shuffle(48, seed=rank + 1).batch(8).shard(2, rank), True),
+        (lambda rank: names(rank).shard(2, rank).map(tf.strings.length), True),
+        (lambda rank: WHOLE.shuffle(48, seed=1).shard(2, rank).batch(8), False),
+        (lambda rank: WHOLE.shard(2, rank).shuffle(48).batch(8), False),
+        (lambda rank: names(rank, seed=1).shard(2, rank).shuffle(48), False),
+        (lambda rank: WHOLE.shuffle(48).shard(5, 0), False),  # a fold, which all take
+        (lambda rank: names(rank).shard(1, 0), False),  # one rank of each node
+        (lambda rank: WHOLE.shuffle(48).batch(8), False),
+        (lambda rank: NUMBERS[rank::2], False),
+    ],
+)
+def test_parts_of_different_orders_are_found(
+    data_of: Callable[[int], Any], warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert said(data_of, monkeypatch).startswith("shard() takes each rank's part from another order") == warned
+    if not warned:
+        assert not said(data_of, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("data_of", "refused"),
+    [
+        (lambda rank: WHOLE.shard(2, rank).cache("all").shuffle(48).batch(8), True),
+        (lambda rank: tf.data.Dataset.from_tensor_slices(NUMBERS[rank::2]).cache("all").batch(8), True),
+        (lambda rank: WHOLE.batch(8).cache("all").shard(2, rank), False),
+        (lambda rank: WHOLE.shard(2, rank).cache(f"of-{rank}").batch(8), False),
+        (lambda rank: WHOLE.shard(2, rank).cache().batch(8), False),
+    ],
+)
+def test_one_file_for_the_caches_of_several_ranks_is_refused(
+    data_of: Callable[[int], Any], refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = said(data_of, monkeypatch)
+    assert text.startswith("ranks 0 and 1 cache different samples in one file, all: ") == refused
+    assert ('write cache(f"all-{hpcdl.rank()}-of-{hpcdl.size()}")' in text) == refused

@@ -17,8 +17,9 @@ from hpcdl.scripts.process.session import warn_once
 if TYPE_CHECKING:
     from hpcdl.scripts.process.group import ScriptGroup
 
-_OWN = {"name", "seed", "optimizer"}
-"""Settings that may differ: Keras numbers names as it makes them, and an optimizer is compared by itself."""
+_OWN = {"name", "seed", "optimizer", "build_config"}
+"""Settings that may differ: Keras numbers names as it makes them, an optimizer is compared by itself, and what was
+adapted keeps the number of a rank's samples."""
 _LONGEST = 60
 
 

@@ -336,11 +336,18 @@ def _flat(logs: Any) -> dict[str, Array]:
 
 def note_results() -> None:
     """Patch Keras's metrics to note the results that a loop of the script's own reads, each of a rank's own samples."""
+    notes = {"result": _noted_result, "update_state": _noted_update, "reset_state": _noted_reset}
     for kind in {one for one in vars(keras.metrics).values() if isinstance(one, type)}:
         for owner in kind.__mro__[:-1]:
-            plain = vars(owner).get("result")
-            if plain is not None and issubclass(owner, keras.Metric) and not hasattr(plain, "noted"):
-                setattr(owner, "result", _noted_result(plain))  # noqa: B010  a type has no such attribute
+            for name, noted in notes.items():
+                plain = vars(owner).get(name)
+                if plain is not None and issubclass(owner, keras.Metric) and not hasattr(plain, "noted"):
+                    setattr(owner, name, noted(plain))
+
+
+def _in_loop() -> bool:
+    """Return whether this rank's script is in a loop of its own, not in a fit."""
+    return is_rank() and not session().communicator.monitor.script_steps.counted
 
 
 def _noted_result(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -350,11 +357,41 @@ def _noted_result(plain: Callable[..., Any]) -> Callable[..., Any]:
         value = plain(self, *args, **kwargs)
         reader = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
         # A fit and an evaluation read their own metrics, some in a train_step of the script.
-        if tf.executing_eagerly() and reader not in ("hpcdl", "keras") and is_rank() and hasattr(value, "dtype"):
-            here = session()
-            if not here.communicator.monitor.script_steps.counted:
-                here.evaluations.add_result(self, value)
+        if tf.executing_eagerly() and reader not in ("hpcdl", "keras") and hasattr(value, "dtype") and _in_loop():
+            session().evaluations.add_result(self, value)
         return value
 
     vars(result)["noted"] = True
     return result
+
+
+def _noted_update(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @unconverted
+    @functools.wraps(plain)
+    def update_state(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _in_loop():  # a graph calls this once, as it is traced
+            session().evaluations.add_metric(self, lambda: _result_of(self))
+        return plain(self, *args, **kwargs)
+
+    vars(update_state)["noted"] = True
+    return update_state
+
+
+def _noted_reset(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @unconverted
+    @functools.wraps(plain)
+    def reset_state(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if tf.executing_eagerly() and _in_loop():
+            session().evaluations.before_reset(self)
+        return plain(self, *args, **kwargs)
+
+    vars(reset_state)["noted"] = True
+    return reset_state
+
+
+def _result_of(metric: Any) -> float | None:
+    """Return the result of a metric, or None without any: of no samples, or not a number."""
+    with contextlib.suppress(Exception):  # a script's own metric may raise anything
+        if any(numpy.any(variable) for variable in metric.variables):
+            return float(numpy.sum(metric.result()))
+    return None

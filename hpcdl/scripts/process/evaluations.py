@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -35,6 +35,10 @@ class Evaluations:
         self._num_written = num_written
         self._results: dict[str, list[Any]] = {}
         self._of_metrics: dict[int, Any] = {}
+        self._metrics: dict[int, tuple[Any, Callable[[], float | None]]] = {}
+        """Metrics of a loop of the script's own, by `id`, with what computes their results."""
+        self._last: dict[int, float] = {}
+        """Results that these metrics had before they began again."""
         self._since = 0, 0
         """Steps before the last predictions, and files written before the last one."""
 
@@ -58,6 +62,24 @@ class Evaluations:
         """Note the last result of a metric in a loop of the script's own, an array."""
         if id(metric) in self._of_metrics or len(self._of_metrics) < _MOST:
             self._of_metrics[id(metric)] = value
+
+    def add_metric(self, metric: Any, result: Callable[[], float | None]) -> None:
+        """Note a metric that a loop of the script's own updates. `result` returns None if it has seen no samples."""
+        if len(self._metrics) < _MOST:
+            self._metrics.setdefault(id(metric), (metric, result))
+
+    def before_reset(self, metric: Any) -> None:
+        """Note what a metric has measured, if it has been noted."""
+        if id(metric) in self._metrics and (value := self._metrics[id(metric)][1]()) is not None:
+            self._last[id(metric)] = value
+
+    def _measured(self) -> dict[str, list[Any]]:
+        """Return the last result of each metric by its name, and whether the script has read it."""
+        measured = {}
+        for key, (metric, result) in self._metrics.items():
+            value = result()
+            measured[str(metric.name)] = [self._last.get(key) if value is None else value, key in self._of_metrics]
+        return measured
 
     @contextlib.contextmanager
     def without_metrics(self) -> Iterator[None]:
@@ -85,9 +107,10 @@ class Evaluations:
             self._results.pop(PREDICT, None)
         self._results[RESULT] = [[False, [float(numpy.sum(value))]] for value in self._of_metrics.values()]
         kept = self._num_written is not None and self._num_written() > num_written
-        rows = communicator.allgather_json([self._results, kept])
-        functions = [EVALUATE, RESULT] if all(kept for _, kept in rows) else [EVALUATE, RESULT, PREDICT]
-        texts = (_verdict(function, [row.get(function, []) for row, _ in rows]) for function in functions)
+        rows = communicator.allgather_json([self._results, kept, self._measured()])
+        functions = [EVALUATE, RESULT] if all(kept for _, kept, _ in rows) else [EVALUATE, RESULT, PREDICT]
+        texts = [_verdict(function, [row.get(function, []) for row, *_ in rows]) for function in functions]
+        texts.append(_of_rank_0([measured for *_, measured in rows]))
         return [text for text in texts if text]
 
 
@@ -111,6 +134,23 @@ def _verdict(function: str, by_rank: Sequence[Sequence[Any]]) -> str:
                     if function == PREDICT:
                         gave = f"gave rank {rank} other outputs than rank 0: numbers from them are of its samples alone"
                     return f"{function} {gave}; {_REMEDIES[function]}"
+    return ""
+
+
+def _of_rank_0(by_rank: Sequence[Mapping[str, Sequence[Any]]]) -> str:
+    """Return the warning about a metric whose result rank 0 alone has read, while others measured something else."""
+    first, *others = by_rank
+    for name, (value, is_read) in first.items():
+        for rank, other in enumerate(others, 1):
+            # Other metrics on a rank: names that Keras has numbered say nothing.
+            other_value, is_read_too = other[name] if other.keys() == first.keys() else (None, True)
+            if not is_read or is_read_too or value is None or other_value is None:
+                continue
+            if not _alike(value, other_value, _ALIKE[RESULT]):
+                return (
+                    f"the result() of {name} is {value:.4g} on rank 0, which reads it, and {other_value:.4g} on rank "
+                    f"{rank}: each is of that rank's samples alone; {_REMEDIES[RESULT]}"
+                )
     return ""
 
 

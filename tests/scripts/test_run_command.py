@@ -302,6 +302,35 @@ def test_files_of_hdf5_and_tensorflow_that_all_ranks_write_are_named(
     assert "wrote all.h5, all.tfrecord: what" in written and "appended to curves: it" in appended
 
 
+DOWNLOADS = """
+import pathlib, time, zipfile
+import hpcdl
+import keras
+from keras.src.utils import file_utils
+def slowly(origin, target, hook):
+    print("downloads")
+    with zipfile.ZipFile("made.zip", "w") as made: made.writestr("one.txt", "1"); made.writestr("two.txt", "2")
+    content = pathlib.Path("made.zip").read_bytes()
+    with open(target, "wb") as file:
+        file.write(content[:50]); file.flush(); time.sleep(1); file.write(content[50:])
+file_utils.urlretrieve = slowly
+for of in (keras.utils.get_file, file_utils.get_file):
+    folder = of("data.zip", "https://example.org/data.zip", extract=True, cache_dir="downloads")
+    assert len(list(pathlib.Path(folder).iterdir())) == 2
+hpcdl.init()
+hpcdl.barrier()
+"""
+
+
+@pytest.mark.long
+def test_one_rank_downloads_what_all_ask_for(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "downloads").mkdir()
+    (tmp_path / "script.py").write_text(DOWNLOADS)
+    finished = run(session_hpcdl, tmp_path / "downloads", "--run-dir", tmp_path / "run", tmp_path / "script.py")
+    assert (finished.code, finished.out.count("downloads")) == (0, 1), finished.err
+    assert "warning" not in finished.err
+
+
 @pytest.mark.mpi
 def test_an_import_of_horovod_names_the_check(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "old.py").write_text("import horovod.tensorflow.keras as hvd")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from hpcdl.core.errors import UsageError
 from hpcdl.core.paths import check_backend
 from hpcdl.core.storage.disk import remove_folder
+from hpcdl.scripts.process.downloads import download_once
 from hpcdl.scripts.process.evaluations import Evaluations
 from hpcdl.scripts.process.exit import ProcessEnd
 from hpcdl.scripts.process.undistributed import watch_training
@@ -107,6 +108,7 @@ def init(stall_timeout_s: float = 300.0) -> None:
     group = ScriptGroup(joined)
     _settle_forks(process)
     watch_training(process.size, functools.partial(_warn, joined.rank), is_initialized, under_run=False)
+    download_once(joined, folder, lambda: not _helpers)
     here = Session(communicator=joined, group=group, hosts=hosts, folder=folder, process_end=process_end)
     _sessions.append(here)
 
@@ -148,6 +150,7 @@ def adopt(session: Session) -> None:
             session.run.warnings.append(text)
 
     watch_training(former.size, warn, is_initialized, under_run=True)
+    download_once(former, session.folder, lambda: not _helpers)
 
 
 def _settle_forks(process: Placement) -> None:

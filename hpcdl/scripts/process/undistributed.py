@@ -194,7 +194,7 @@ def watch_training(
     num_ranks: int, warn: Callable[[str], None], initialized: Callable[[], bool], *, under_run: bool
 ) -> None:
     """Check all later training on this rank. Only the first call counts."""
-    _after_import("keras.src.backend.config", _check_backend_of)
+    after_import("keras.src.backend.config", _check_backend_of)
     if num_ranks == 1 or _watches:
         return
     watch = TrainingWatch(num_ranks, warn, initialized, refuses=under_run and not os.environ.get(ALLOWED_VARIABLE))
@@ -215,8 +215,8 @@ def watch_training(
         for name in ("fit", "train_on_batch"):
             setattr(trainer, name, watch.inside(f"model.{name}", getattr(trainer, name)))
 
-    _after_import("keras.src.optimizers.base_optimizer", of_optimizer)
-    _after_import("keras.src.backend.tensorflow.trainer", of_trainer)
+    after_import("keras.src.optimizers.base_optimizer", of_optimizer)
+    after_import("keras.src.backend.tensorflow.trainer", of_trainer)
     _watch_updates_by_hand(watch)
 
 
@@ -245,8 +245,8 @@ def _watch_updates_by_hand(watch: TrainingWatch) -> None:
         for name in ("assign", "assign_add", "assign_sub"):
             setattr(module.BaseResourceVariable, name, watched(getattr(module.BaseResourceVariable, name)))
 
-    _after_import("tensorflow.python.eager.backprop", of_tape)
-    _after_import("tensorflow.python.ops.resource_variable_ops", of_variable)
+    after_import("tensorflow.python.eager.backprop", of_tape)
+    after_import("tensorflow.python.ops.resource_variable_ops", of_variable)
 
 
 def _unconverted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -263,7 +263,7 @@ def _check_backend_of(module: ModuleType) -> None:
         )
 
 
-def _after_import(name: str, change: Callable[[ModuleType], None]) -> None:
+def after_import(name: str, change: Callable[[ModuleType], None]) -> None:
     """Call `change` with a module: at once if it has been imported, else right after its import."""
     if name in sys.modules:
         change(sys.modules[name])

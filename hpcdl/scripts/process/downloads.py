@@ -1,0 +1,77 @@
+"""Let one rank download, and unpack, what all ranks ask `keras.utils.get_file` for, as `keras.datasets` do.
+
+Keras takes a file that exists for whole, and unpacks an archive at each call: a rank would read what another is still
+writing.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from hpcdl.core.storage.disk import make_folder, publish, touch
+from hpcdl.scripts.process.undistributed import after_import
+
+if TYPE_CHECKING:
+    from hpcdl.comm.observed import Observed
+
+_LOOK_S = 0.1
+
+
+def download_once(communicator: Observed, folder: Path | None, is_rank: Callable[[], bool]) -> None:
+    """Patch `get_file`, at its import. `folder`: one for notes that all ranks see, None for one rank."""
+    if folder is None:
+        return
+
+    def of_files(module: ModuleType) -> None:
+        plain = module.get_file
+
+        @functools.wraps(plain)
+        def get_file(*args: Any, **kwargs: Any) -> Any:
+            digest = hashlib.blake2b(repr((args, sorted(kwargs.items()))).encode(), digest_size=8).hexdigest()
+            # Of all ranks one, then one of each node with storage of its own.
+            notes = [folder / f"download-{digest}", folder / f"download-{digest}-{communicator.host}"]
+            for note in notes if is_rank() and not kwargs.get("force_download") else []:
+                if _begins(note, communicator):
+                    path = None
+                    try:
+                        path = plain(*args, **kwargs)
+                        return path
+                    finally:  # after an error the others try it themselves
+                        touch(note, json.dumps(_file(path)).encode())
+                if _file((found := json.loads(note.read_text()))[0]) == found != _NONE:
+                    return found[0]
+            return plain(*args, **kwargs)
+
+        for name, other in list(sys.modules.items()):
+            if name.partition(".")[0] == "keras" and vars(other).get("get_file") is plain:
+                vars(other)["get_file"] = get_file
+
+    after_import("keras.src.utils.file_utils", of_files)
+
+
+_NONE = [None, 0]
+
+
+def _file(path: str | None) -> list[Any]:
+    """Return the path and the inode of a file or folder: nodes may have others of this name."""
+    return [str(Path(path).absolute()), Path(path).stat().st_ino] if path and Path(path).exists() else _NONE
+
+
+def _begins(note: Path, communicator: Observed) -> bool:
+    """Return whether this rank is to download now; False once another rank has."""
+    make_folder(note.parent)
+    if publish(note, str(communicator.rank).encode()):
+        return True
+    while (text := note.read_text()).isdigit():
+        # Asked again and again: a shared file system does not report what other nodes change.
+        with communicator.monitor.waiting_for("a download", (int(text),)):
+            time.sleep(_LOOK_S)
+    return False

@@ -247,6 +247,40 @@ def test_parts_that_each_rank_has_scaled_are_named(parts: list[np.ndarray], warn
     assert any("rank standardised its own" in text or "rank scaled its own" in text for text in said) == warned
 
 
+@pytest.mark.parametrize(
+    ("parts", "warned"),
+    [
+        ([standard(TABLE[rank::2]) for rank in range(2)], True),
+        ([standard(IMAGES[rank::2], (0, 1, 2)) for rank in range(2)], True),
+        ([standard(TABLE)[rank::2] for rank in range(2)], False),
+        ([standard(TABLE[0::2]), TABLE[1::2]], False),
+        ([standard(TABLE[rank::2], 1) for rank in range(2)], False),  # each sample by itself
+        ([np.where(np.arange(64).reshape(32, 2) % 2, 1.0, -1.0) * sign for sign in (1, -1)], False),
+    ],
+)
+def test_batches_that_each_rank_has_standardised_are_named(parts: list[np.ndarray], warned: bool) -> None:
+    notes = [SamplesOfEpoch(), SamplesOfEpoch()]
+    for note, part in zip(notes, parts, strict=True):
+        for at in range(0, len(part), 7):
+            note.note(np.ones((len(part[at : at + 7]), 1)), part[at : at + 7])
+    said: list[str] = []
+
+    class Two:
+        messages = property(lambda self: self)
+        rows: ClassVar[list[Any]] = []
+
+        def allgather_json(self, own: Any) -> list[Any]:
+            self.rows.append(own)
+            return self.rows
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hpcdl.scripts.fit.samples.warn_once", lambda group, key, warning: said.append(warning))
+        notes[0].compare(Two())  # type: ignore[arg-type]
+        said.clear()
+        notes[1].compare(Two())  # type: ignore[arg-type]
+    assert any("rank standardised its own" in text for text in said) == warned
+
+
 def shares(of: str) -> tf.data.Dataset:
     """Return a rank's share of 100 samples on 2 ranks, repeated for ever."""
     whole = tf.data.Dataset.range(100)

@@ -17,7 +17,7 @@ import numpy
 import tensorflow as tf
 
 from hpcdl.scripts.fit.pipelines import kind_of, stages_of
-from hpcdl.scripts.fit.scaling import scaling_alike, scaling_of
+from hpcdl.scripts.fit.scaling import STANDARDISED, Moments, scaling_alike, scaling_of
 from hpcdl.scripts.process.session import DIFFERENT_SAMPLES, SAME_SAMPLES, warn_once
 from hpcdl.strategies.base.graph import call_python
 
@@ -36,6 +36,10 @@ _MOST_REPEATS = 0.02
 """Share of a rank's samples that may be repeats of others. With more, samples of two ranks are the same by chance."""
 _REPEATS_BY_CHANCE = 5
 """Samples of few different values repeat within a rank about as often as they are shared by chance."""
+_MOST_BYTES_OF_BATCH = 2**20
+"""Batches of larger samples are compared by their bytes alone: a step must not wait for it."""
+_SCALED = "samples scaled by each rank"
+"""Key of the warning of it."""
 _LEAST_SHARED = 0.05
 _LEAST_NUM_SHARED = 5
 _AS_LONG = 0.15
@@ -74,7 +78,7 @@ def warn_of_same_samples(group: ScriptGroup, model: Any, data: Any) -> SamplesOf
         if text := verdict(sketches):
             warn_once(group, SAME_SAMPLES, text)
         elif text := scaling_alike(scaled):
-            warn_once(group, "samples scaled by each rank", text)
+            warn_once(group, _SCALED, text)
     begins, first[0] = first[0], False
     if not all(come) or not begins:
         return None
@@ -119,6 +123,7 @@ class SamplesOfEpoch:
         self._counts: Array = numpy.empty(0, numpy.int64)
         self._even = True
         """Whether all tensors of a batch had as many rows: ragged and sparse ones do not."""
+        self._moments: list[Moments] = []
 
     def trace(self, rows: Sequence[Any]) -> None:
         """Add what notes a batch to the training step; it does nothing in later epochs."""
@@ -131,6 +136,10 @@ class SamplesOfEpoch:
             strides = [1 << (array[:1].nbytes // _LOOKED_AT_BYTES_OF_ROW).bit_length() for array in rows]
             keys = _mixed([_keys(*one, seed) for seed, one in enumerate(zip(rows, strides, strict=True))])
             self._number += len(keys)
+            self._moments += [Moments() for _ in rows[len(self._moments) :]]
+            for moments, array in zip(self._moments, rows, strict=False):
+                if array.nbytes <= _MOST_BYTES_OF_BATCH:
+                    moments.add(array)
             # A sum is the same in any order, in which the ranks differ.
             self._total = (self._total + int(keys.sum(dtype=numpy.uint64))) % 2**64
             smallest = numpy.concatenate([self._smallest, keys])
@@ -146,9 +155,12 @@ class SamplesOfEpoch:
 
     def compare(self, group: ScriptGroup) -> None:
         """Warn if the ranks took the same samples. Collective."""
-        by_rank = group.messages.allgather_json(self.sketch())
+        own_scale = any(moments.are_standard() for moments in self._moments)
+        by_rank, scaled = zip(*group.messages.allgather_json([self.sketch(), own_scale]), strict=True)
         if all(sketch is not None for sketch in by_rank) and (text := verdict(by_rank)):
             warn_once(group, SAME_SAMPLES, text)
+        elif all(scaled):
+            warn_once(group, _SCALED, STANDARDISED)
 
     def sketch(self) -> list[Any] | None:
         """Return the noted samples as `verdict` takes them, or None without any, or if all are the same."""

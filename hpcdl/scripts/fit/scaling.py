@@ -25,7 +25,9 @@ _ROUNDING, _OF_ROW = 2e-5, 1e-3
 
 _LEAST_DIFFERENT = 0.9
 """Share of a column's numbers that differ if they are measured, and no classes or counts."""
-_STANDARDISED = (
+_FEW = 4
+"""Numbers of fewer different values are classes."""
+STANDARDISED = (
     "each rank's samples have exactly the mean 0 and the standard deviation 1, so each rank standardised its own part; "
     "use the mean and deviation of all samples on every rank"
 )
@@ -37,7 +39,7 @@ _RANGED = (
 
 def scaling_of(arrays: Sequence[Array]) -> list[list[Any]]:
     """Return how these arrays may have been scaled by their own numbers, as `scaling_alike` takes it."""
-    found: list[list[Any]] = [[_STANDARDISED]] if any(_is_standardised(array) for array in arrays) else []
+    found: list[list[Any]] = [[STANDARDISED]] if any(_is_standardised(array) for array in arrays) else []
     return found + [
         [_RANGED.format(low), index, *which] for index, one in enumerate(arrays) for low, *which in _ranged(one)
     ]
@@ -71,25 +73,53 @@ def _ranged(array: Array) -> list[tuple[int, int]]:
 
 
 def _is_standardised(array: Array) -> bool:
+    moments = Moments()
     size = array[:, :_MOST_COLUMNS].nbytes if array.ndim == 2 else array.nbytes
-    if array.dtype.kind != "f" or len(array) < _LEAST_ROWS or not 0 < size <= _MOST_BYTES:
+    if array.dtype.kind != "f" or not 0 < size <= _MOST_BYTES:
         return False
-    if array.ndim > 1 and all(abs(row.mean()) < _OF_ROW for row in array[:3]):  # each sample by itself, as of spectra
-        return False
-    columns = array.reshape(-1, array.shape[-1] if array.ndim > 1 else 1)
-    if array.ndim == 2:
-        columns = columns[:, :_MOST_COLUMNS]
-    few_values = len(numpy.unique(columns[:: max(1, len(columns) // _MOST_COLUMNS)])) < 4  # such as -1 and 1, as many
-    if few_values:
-        return False
-    sums = squares = numpy.zeros(columns.shape[1])
-    for start in range(0, len(columns), _CHUNK_ROWS):
-        chunk = columns[start : start + _CHUNK_ROWS].astype(numpy.float64)
-        sums, squares = sums + chunk.sum(0), squares + (chunk**2).sum(0)
-    by_column = _fits(sums, squares, len(columns))
-    constant = numpy.isclose(squares, 0.0)  # a scaler leaves those at 0
-    as_a_whole = _fits(sums.sum(keepdims=True), squares.sum(keepdims=True), columns.size)
-    return bool(as_a_whole.all() or ((by_column | constant).all() and by_column.any()))
+    for start in range(0, len(array), step := max(1, _CHUNK_ROWS * len(array) // array.size)):
+        moments.add(array[start : start + step])
+    return moments.are_standard()
+
+
+class Moments:
+    """Mean and variance of the columns or channels of samples that come in batches."""
+
+    def __init__(self) -> None:
+        self._sums = self._squares = numpy.zeros(0)
+        self._num_samples = self._number = 0
+        self._some: set[float] = set()
+        self._apart = False
+        """Whether they are standardised one by one, or have no common columns: then nothing is added."""
+
+    def add(self, batch: Array) -> None:
+        """Add samples."""
+        if batch.dtype.kind != "f" or self._apart or not len(batch):
+            return
+        columns = batch.reshape(-1, batch.shape[-1] if batch.ndim > 1 else 1)
+        if batch.ndim == 2:
+            columns = columns[:, :_MOST_COLUMNS]
+        if not self._num_samples:
+            self._apart = batch.ndim > 1 and all(abs(row.mean()) < _OF_ROW for row in batch[:3])  # spectra
+            self._sums = self._squares = numpy.zeros(columns.shape[1])
+        if self._apart or columns.shape[1] != len(self._sums):
+            self._apart = True
+            return
+        if len(self._some) < _FEW:
+            self._some.update(columns[:: max(1, len(columns) // _MOST_COLUMNS)].ravel().tolist())
+        self._num_samples, self._number = self._num_samples + len(batch), self._number + len(columns)
+        chunk = columns.astype(numpy.float64)
+        self._sums, self._squares = self._sums + chunk.sum(0), self._squares + (chunk**2).sum(0)
+
+    def are_standard(self) -> bool:
+        """Return whether the samples so far have exactly the mean 0 and the deviation 1."""
+        if self._apart or self._num_samples < _LEAST_ROWS or len(self._some) < _FEW:  # few: -1 and 1, as many of each
+            return False
+        by_column = _fits(self._sums, self._squares, self._number)
+        constant = numpy.isclose(self._squares, 0.0)  # a scaler leaves those at 0
+        total, squares = self._sums.sum(keepdims=True), self._squares.sum(keepdims=True)
+        as_a_whole = _fits(total, squares, self._number * len(self._sums))
+        return bool(as_a_whole.all() or ((by_column | constant).all() and by_column.any()))
 
 
 def _fits(sums: Array, squares: Array, number: int) -> Array:

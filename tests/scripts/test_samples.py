@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -279,6 +279,31 @@ def test_batches_that_each_rank_has_standardised_are_named(parts: list[np.ndarra
         said.clear()
         notes[1].compare(Two())  # type: ignore[arg-type]
     assert any("rank standardised its own" in text for text in said) == warned
+
+
+def numbers() -> Iterator[float]:
+    yield from map(float, np.random.default_rng().permutation(64))
+
+
+@pytest.mark.parametrize(
+    ("whole", "noted"),
+    [
+        (tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec(())), True),
+        (tf.data.Dataset.range(64), False),  # its stages tell enough
+    ],
+)
+def test_samples_of_a_generator_that_ranks_divide_are_compared_after_an_epoch(whole: Any, noted: bool) -> None:
+    class Two:
+        messages = property(lambda self: self)
+
+        def keep(self, key: str, make: Callable[[], Any]) -> Any:
+            return make()
+
+        def allgather_json(self, own: Any) -> list[Any]:
+            return [own, own]
+
+    part = whole.shard(2, 0).batch(8)
+    assert (samples.warn_of_same_samples(Two(), object(), part) is not None) == noted  # type: ignore[arg-type]
 
 
 def shares(of: str) -> tf.data.Dataset:

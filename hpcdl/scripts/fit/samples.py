@@ -71,7 +71,7 @@ def warn_of_same_samples(group: ScriptGroup, model: Any, data: Any) -> SamplesOf
         return None
     arrays = _arrays_of(data)
     own_sketch = _sketch(arrays)
-    comes = own_sketch is None and data is not None and not arrays and not is_split(data)
+    comes = own_sketch is None and data is not None and not arrays and (not is_split(data) or _is_generated(data))
     rows = group.messages.allgather_json([own_sketch, comes, scaling_of(arrays)])
     sketches, come, scaled = zip(*rows, strict=True)
     if all(sketch is not None for sketch in sketches):
@@ -246,6 +246,11 @@ def is_split(data: Any) -> bool:
     if not isinstance(data, tf.data.Dataset):
         return False
     return any(kind_of(stage) == "Shard" for stage in stages_of(data))
+
+
+def _is_generated(data: Any) -> bool:
+    """Return whether a function gives the samples of a data set, such as a generator with an order of its own."""
+    return any(kind_of(stage) == "FlatMap" for stage in stages_of(data))
 
 
 def long_epochs(data: Any, steps: int | None, num_ranks: int) -> str:

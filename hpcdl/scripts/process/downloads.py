@@ -11,11 +11,13 @@ import hashlib
 import json
 import sys
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from hpcdl.comm.agree import decided
 from hpcdl.core.storage.disk import make_folder, publish, touch
 from hpcdl.scripts.process.undistributed import after_import
 
@@ -26,9 +28,11 @@ _LOOK_S = 0.1
 
 
 def download_once(communicator: Observed, folder: Path | None, is_rank: Callable[[], bool]) -> None:
-    """Patch `get_file`, at its import. `folder`: one for notes that all ranks see, None for one rank."""
+    """Patch `get_file`, at its import. `folder`: one for notes that all ranks see, None for one rank. Collective."""
     if folder is None:
         return
+    # A run that was killed in a download leaves its note: when it is resumed, nobody would end the wait for that.
+    start = decided(communicator, lambda: uuid.uuid4().hex[:8])
 
     def of_files(module: ModuleType) -> None:
         plain = module.get_file
@@ -37,7 +41,8 @@ def download_once(communicator: Observed, folder: Path | None, is_rank: Callable
         def get_file(*args: Any, **kwargs: Any) -> Any:
             digest = hashlib.blake2b(repr((args, sorted(kwargs.items()))).encode(), digest_size=8).hexdigest()
             # Of all ranks one, then one of each node with storage of its own.
-            notes = [folder / f"download-{digest}", folder / f"download-{digest}-{communicator.host}"]
+            note = folder / f"download-{start}-{digest}"
+            notes = [note, note.with_name(f"{note.name}-{communicator.host}")]
             for note in notes if is_rank() and not kwargs.get("force_download") else []:
                 if _begins(note, communicator):
                     path = None

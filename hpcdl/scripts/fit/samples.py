@@ -17,7 +17,7 @@ import numpy
 import tensorflow as tf
 
 from hpcdl.scripts.fit.pipelines import kind_of, stages_of
-from hpcdl.scripts.fit.scaling import STANDARDISED, Moments, scaling_alike, scaling_of
+from hpcdl.scripts.fit.scaling import STANDARDISED, SampleMoments, scaling_alike, scaling_of
 from hpcdl.scripts.process.session import DIFFERENT_SAMPLES, SAME_SAMPLES, warn_once
 from hpcdl.strategies.base.graph import call_python
 
@@ -123,7 +123,7 @@ class SamplesOfEpoch:
         self._counts: Array = numpy.empty(0, numpy.int64)
         self._even = True
         """Whether all tensors of a batch had as many rows: ragged and sparse ones do not."""
-        self._moments: list[Moments] = []
+        self._moments: list[SampleMoments] = []
 
     def trace(self, rows: Sequence[Any]) -> None:
         """Add what notes a batch to the training step; it does nothing in later epochs."""
@@ -136,7 +136,7 @@ class SamplesOfEpoch:
             strides = [1 << (array[:1].nbytes // _LOOKED_AT_BYTES_OF_ROW).bit_length() for array in rows]
             keys = _mixed([_keys(*one, seed) for seed, one in enumerate(zip(rows, strides, strict=True))])
             self._number += len(keys)
-            self._moments += [Moments() for _ in rows[len(self._moments) :]]
+            self._moments += [SampleMoments() for _ in rows[len(self._moments) :]]
             for moments, array in zip(self._moments, rows, strict=False):
                 if array.nbytes <= _MOST_BYTES_OF_BATCH:
                     moments.add(array)

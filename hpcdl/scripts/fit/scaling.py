@@ -73,7 +73,7 @@ def _ranged(array: Array) -> list[tuple[int, int]]:
 
 
 def _is_standardised(array: Array) -> bool:
-    moments = Moments()
+    moments = SampleMoments()
     size = array[:, :_MOST_COLUMNS].nbytes if array.ndim == 2 else array.nbytes
     if array.dtype.kind != "f" or not 0 < size <= _MOST_BYTES:
         return False
@@ -82,7 +82,7 @@ def _is_standardised(array: Array) -> bool:
     return moments.are_standard()
 
 
-class Moments:
+class SampleMoments:
     """Mean and variance of the columns or channels of samples that come in batches."""
 
     def __init__(self) -> None:

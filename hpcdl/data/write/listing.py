@@ -269,9 +269,7 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: boo
         state, fingerprint, counts = source_state(spec, facts, writer.state()), writer.fingerprint(), {**writer.counts}
         facts = dataclasses.replace(facts, num_samples=sum(counts.values()))
     _check_left_out(spec, {*counts, *facts.left_out, *getattr(source, "named", ())}, request.source)
-    counts = {name: count for name, count in counts.items() if count and not leaves_out_split(name, spec.leave_out)}
-    if not counts:
-        raise SourceError(f"{request.source} holds no samples; there is nothing to shard")
+    counts = _used(counts, spec, request.source)
     _check_names(facts, request.source)
     _check_kind(request.config, facts)
     asks = asks and not spec.target_kind and knows("target_kind", spec.format)  # others have classes of their authors
@@ -292,9 +290,8 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: boo
             counts = divide(work, index, UNSPLIT, limits, list(fractions), mixed(layout.seed, 10))
             facts = _with_groups(_with_division(facts, list(fractions), limits), spec, source)
         facts = _with_sides(_with_names(facts, spec, source, index, work, counts))  # last: it needs the parts
-        if fractions and not any(_TOO_GOOD in remark for remark in facts.remarks):
-            alike = remark_on_neighbours(source, facts, index, sum(counts.values()), shape)
-            facts = dataclasses.replace(facts, remarks=[*facts.remarks, *alike])
+        if fractions:
+            facts = _with_neighbours(facts, source, index, sum(counts.values()), shape)
     finally:
         index.close()
     fields = _stored(facts, shape, layout)
@@ -317,6 +314,22 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: boo
     )
     job.write(work)
     return job
+
+
+def _used(counts: Mapping[str, int], spec: SourceSpec, source: str) -> dict[str, int]:
+    """Return the samples of each split that is not left out. Raises SourceError if there are none."""
+    used = {name: count for name, count in counts.items() if count and not leaves_out_split(name, spec.leave_out)}
+    if not used:
+        raise SourceError(f"{source} holds no samples; there is nothing to shard")
+    return used
+
+
+def _with_neighbours(facts: SourceFacts, source: Source, index: Index, count: int, shape: Sequence[int]) -> SourceFacts:
+    """Return `facts` with a remark on neighbours that --split divides, unless one says that splits share samples."""
+    if any(_TOO_GOOD in remark for remark in facts.remarks):
+        return facts
+    remarks = remark_on_neighbours(source, facts, index, count, shape)
+    return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
 
 
 def _with_division(facts: SourceFacts, names: Sequence[str], limits: Counts) -> SourceFacts:

@@ -971,3 +971,20 @@ def test_classes_of_very_few_and_of_nearly_all_samples_are_shown(labels: list[st
     np.savez(tmp_path / "a.npz", x=RANDOM.normal(size=(len(labels), 4)), y=np.array(labels))
     reported = " ".join(make(tmp_path / "a.npz", tmp_path / "out", input="x=x", target="y=y").understood)
     assert line in reported if line else not reported
+
+
+@pytest.mark.parametrize(
+    ("factor", "line"),
+    [
+        (1e5, "and training does not scale targets"),
+        (1e-6, "and training does not scale targets"),
+        ([1.0, 1e5], "at index 1, and training does not scale targets"),
+        (50.0, ""),
+        ([1.0, 20.0], ""),
+    ],
+)
+def test_targets_of_another_size_than_outputs_are_shown(factor: Any, line: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=RANDOM.normal(size=(40, 4)), y=RANDOM.normal(size=(40, 2)) * factor)
+    flags = {"input": "x=x", "target": "y=y", "normalise": "mean-std"}
+    reported = " ".join(make(tmp_path / "a.npz", tmp_path / "out", **flags).understood)
+    assert line in reported if line else not reported

@@ -272,7 +272,7 @@ class FieldSource:
     ) -> list[str]:
         lines: list[str] = []
         for item, own in zip(fields, arrays, strict=True):
-            scales = "" if self._spec.normalised else unscaled(item, own)
+            scales = "" if self._spec.normalised and item.role == "input" else unscaled(item, own)
             lines += filter(None, [self.as_fed(item, own), scales, *doubts(item, own, splits)])
         lines += filter(None, [one_of_all(fields, [own[0] for own in arrays]) if len(splits) == 1 else ""])
         return lines + ([] if self.compares_columns else copies_of_targets(fields, [own[0] for own in arrays]))

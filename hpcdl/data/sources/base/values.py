@@ -263,11 +263,20 @@ def mixed_units(field: Field, arrays: Sequence[PlacedArray]) -> str:
 
 
 def unscaled(field: Field, arrays: Sequence[PlacedArray]) -> str:
-    """Describe numbers of an input that reach _LARGE, or are _UNEVEN times as large at one place as at another."""
+    """Describe numbers of an input that reach _LARGE, or are _UNEVEN times as large at one place as at another.
+
+    Of a target those that reach _UNEVEN, or stay below one divided by it.
+    """
     dtype, width = np.dtype(field.dtype), math.prod(field.shape)
     # Whole numbers may be words of a text, of which a model has a table.
-    columns = field.kind == "numbers" and field.role == "input" and len(field.shape) < 2 and dtype.kind == "f"
-    if not columns or width > _DRAWN or not all(map(_is_plain, arrays)):
+    columns = field.kind == "numbers" and len(field.shape) < 2
+    is_target = field.role == "target"
+    if (
+        not columns
+        or dtype.kind not in ("fiu" if is_target else "f")
+        or width > _DRAWN
+        or not all(map(_is_plain, arrays))
+    ):
         return ""
     most = max(1, min(_MOST_ROWS, (_READ >> 2) // width) // len(arrays))
     rows = np.abs(np.concatenate([array.spread(most).reshape(-1, width) for array in arrays]).astype(np.float64))
@@ -278,6 +287,14 @@ def unscaled(field: Field, arrays: Sequence[PlacedArray]) -> str:
         return ""
     least, greatest = int(places[tops[places].argmin()]), int(tops.argmax())
     reached = [f"{tops[at]:.3g}" + (f" at index {at}" if width > 1 else "") for at in (least, greatest)]
+    if is_target:
+        apart = tops[greatest] > _UNEVEN * tops[least]
+        if not apart and 1 / _UNEVEN <= tops[greatest] < _UNEVEN:
+            return ""
+        return (
+            f"{field.name}: numbers reach {', and '.join(reached if apart else reached[1:])}, and training does not "
+            "scale targets: write them in a unit in which they are near 1"
+        )
     if width > LOOKED_AT or tops[greatest] < _UNEVEN * tops[least]:
         reached = reached[1:] if tops[greatest] >= _LARGE else []
     if not reached:

@@ -83,13 +83,18 @@ def trained(session_hpcdl: CommandLine, tmp_path_factory: pytest.TempPathFactory
     return folder
 
 
+@pytest.fixture(scope="module")
+def expected(session_hpcdl: CommandLine, trained: Path) -> float:
+    """The loss of all these networks."""
+    return loss(session_hpcdl, trained, "plain")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("function", ["registered", "unknown", "function", "network"])
 def test_a_run_with_own_layers_is_evaluated_exported_and_applied(
-    session_hpcdl: CommandLine, trained: Path, function: str
+    session_hpcdl: CommandLine, trained: Path, expected: float, function: str
 ) -> None:
     run = f"run-{function}"
-    expected = loss(session_hpcdl, trained, "plain")
     assert loss(session_hpcdl, trained, function) == pytest.approx(expected, rel=1e-6)
     exported = session_hpcdl(["export", run, "--to", "keras", f"out-{function}"], cwd=trained)
     assert exported.code == 0 and "names code of your own; import nets.py before you load it" in exported.err

@@ -149,9 +149,10 @@ elif how == "an action":
     ("how", "functions"),
     [
         ("a part", ["predict"]),
-        pytest.param("in an epoch", ["predict"], marks=pytest.mark.long),
+        pytest.param("in an epoch", ["predict"], marks=pytest.mark.soak),
         pytest.param("a part on rank 0", ["evaluate", "predict"], marks=pytest.mark.long),
-        *(pytest.param(how, [], marks=pytest.mark.long) for how in ("the whole", "gathered", "kept", "an action")),
+        *(pytest.param(how, [], marks=pytest.mark.long) for how in ("the whole", "gathered")),
+        *(pytest.param(how, [], marks=pytest.mark.soak) for how in ("kept", "an action")),
     ],
 )
 def test_predictions_of_a_ranks_own_samples_are_named(
@@ -195,8 +196,8 @@ else:
         ("CosineDecay", "of one process", 1),
         pytest.param("PolynomialDecay", "loop", 1, marks=pytest.mark.long),
         pytest.param("CosineDecay", "of a rank", 0, marks=pytest.mark.long),
-        pytest.param("CosineDecay", "stopped", 0, marks=pytest.mark.long),
-        pytest.param("ExponentialDecay", "of one process", 0, marks=pytest.mark.long),
+        pytest.param("CosineDecay", "stopped", 0, marks=pytest.mark.soak),
+        pytest.param("ExponentialDecay", "of one process", 0, marks=pytest.mark.soak),
     ],
 )
 def test_a_schedule_for_the_steps_of_one_process_is_named(
@@ -225,7 +226,10 @@ model.fit(x, np.arange(32) % 2, verbose=0, **eval(sys.argv[1]))
     ("arguments", "code", "text"),
     [
         ("dict(epochs=1 + rank)", 2, "rank 0 has epochs=1, rank 1 has epochs=2"),
-        ("dict(epochs=2, initial_epoch=rank)", 2, "rank 0 has initial_epoch=0, rank 1 has initial_epoch=1"),
+        pytest.param(
+            *("dict(epochs=2, initial_epoch=rank)", 2, "rank 0 has initial_epoch=0, rank 1 has initial_epoch=1"),
+            marks=pytest.mark.soak,
+        ),
         ("dict(class_weight={0: 1.0, 1: 1.0 + rank})", 0, "warning: model.fit has class_weight/1 1 on rank 0, 2 on"),
         ("dict(class_weight={0: 1.0, 1: 2.0})", 0, ""),
         ("dict(class_weight={0: 1.0, 1: 2.0} if rank else None)", 2, "rank 0 has no class_weight, rank 1 has class_w"),

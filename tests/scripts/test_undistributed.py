@@ -202,10 +202,8 @@ else:
 SAME_OR_OWN = [(kind, data) for kind in ("fit", "noise", "loop", "center", "period") for data in ("same", "own")]
 EVERY_TIME = {
     ("fit", "same"),
-    ("fit", "own"),
     ("noise", "own"),
     ("loop", "same"),
-    ("center", "same"),
     ("period", "own"),
 }
 
@@ -277,8 +275,8 @@ TWICE, SOME = "every rank was given the same 96 samples", "some samples were giv
     [
         ("parts", SOME),
         ("whole", TWICE),
-        ("second", TWICE),
-        ("generated", TWICE),
+        pytest.param("second", TWICE, marks=pytest.mark.soak),
+        pytest.param("generated", TWICE, marks=pytest.mark.soak),
         ("loop", SOME),
         ("loop over parts", ""),
         pytest.param("generated parts", "", marks=pytest.mark.soak),

@@ -64,13 +64,15 @@ release:
 clean:
 	@scripts/clean
 
-export PREFIX MODULEDIR MPI MPI_MODULE MPI_LIBRARY WHEELHOUSE REQUIREMENTS SUFFIX FORCE
+SETTINGS := PREFIX MODULEDIR MPI MPI_MODULE MPI_LIBRARY WHEELHOUSE REQUIREMENTS SUFFIX FORCE
+export $(SETTINGS)
 
 # VERSION counts only on make's own command line: many environments hold a variable of that name.
 OWN_VERSION = $(if $(filter command,$(firstword $(origin VERSION))),$(VERSION))
 install: export HPCDL_INSTALL = $(OWN_VERSION)
 uninstall: export HPCDL_UNINSTALL = $(OWN_VERSION)
 # What stands on make's command line: a variable that nothing reads, such as prefix=, would be left out without a word.
+install uninstall wheelhouse: export HPCDL_SETTINGS = $(SETTINGS) PYTHON VERSION
 install uninstall wheelhouse: export HPCDL_GIVEN = $(foreach name,$(.VARIABLES),\
     $(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 install uninstall wheelhouse:

@@ -187,7 +187,7 @@ def finished_record(
             *record.warnings,
             *outcome.warnings,
             *warnings,
-            *warnings_of_nodes(ranks, record.model, record.intra_op_threads),
+            *warnings_of_nodes(record, ranks),
         ],
     )
 
@@ -262,14 +262,13 @@ def clock_set_s() -> float:
     return round(set_by_s, 3) if abs(set_by_s) > NOTICED_S else 0.0
 
 
-def warnings_of_nodes(ranks: Sequence[RankRecord], model: str = "", threads: int | None = None) -> list[str]:
-    """Return a line for each host whose clock was set, and one if workers that compute had to share processors.
-
-    `threads`: intra-op threads of each worker, if known.
-    """
+def warnings_of_nodes(record: RunRecord, ranks: Sequence[RankRecord]) -> list[str]:
+    """Return a line for each host whose clock was set, and one if workers that compute had to share processors."""
     by_host = {rank.host: rank.clock_set_s for rank in ranks if rank.clock_set_s}
     lines = [clock_was_set(host, seconds) for host, seconds in by_host.items()]
-    return lines if model.startswith(EMULATED) else [*_crowded(ranks, threads or 1), *lines]
+    # Where GPUs compute, the threads wait.
+    threads = 1 if record.accelerators else record.intra_op_threads or 1
+    return lines if record.model.startswith(EMULATED) else [*_crowded(ranks, threads), *lines]
 
 
 def _crowded(ranks: Sequence[RankRecord], threads: int) -> Iterable[str]:

@@ -43,10 +43,6 @@ def told(error: OSError) -> str:
     return (f"cannot write {where}: " if where else "") + (why or str(error)) + remedy
 
 
-_VARIABLES = (
-    "PREFIX", "MODULEDIR", "PYTHON", "MPI", "MPI_MODULE", "MPI_LIBRARY", "WHEELHOUSE", "REQUIREMENTS", "VERSION",
-    "SUFFIX", "FORCE",
-)  # fmt: skip
 _OF_MAKE = ("SHELL", "MAKEFLAGS", "MAKE")
 
 
@@ -69,7 +65,7 @@ class Plan:
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Plan:
         """Return the plan described by make's variables; raises InstallError, which names the wrong variable."""
-        _check_names((environment.get("HPCDL_GIVEN") or "").split())
+        _check_names(*(environment.get(name, "").split() for name in ("HPCDL_GIVEN", "HPCDL_SETTINGS")))
         mpi = environment.get("MPI") or "mpich"
         if mpi not in MPI_CHOICES:
             choices = " or ".join(f"MPI={name} ({text})" for name, text in MPI_CHOICES.items())
@@ -192,11 +188,11 @@ def checkout_version() -> str:
     raise InstallError("hpcdl/__init__.py has no __version__; take a whole checkout")
 
 
-def _check_names(given: Sequence[str]) -> None:
+def _check_names(given: Sequence[str], known: Sequence[str]) -> None:
     """Refuse variables on make's command line that nothing reads, such as prefix= and DESTDIR=."""
-    for name in sorted(set(given) - {*_VARIABLES, *_OF_MAKE}):
-        near = f"did you mean {name.upper()}? " if name.upper() in _VARIABLES else ""
-        raise InstallError(f"{name}= is unknown; {near}possible: {', '.join(_VARIABLES)}")
+    for name in sorted(set(given) - {*known, *_OF_MAKE}):
+        near = f"did you mean {name.upper()}? " if name.upper() in known else ""
+        raise InstallError(f"{name}= is unknown; {near}possible: {', '.join(known)}")
 
 
 def _check_asked(asked: str, suffix: str) -> None:

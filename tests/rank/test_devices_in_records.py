@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,7 @@ def test_a_device_that_tensorflow_does_not_see_is_a_warning(run_hpcdl: CommandLi
         (["0-3", "0-3"], 4, "lenet", "2 workers with 4 threads each share 4 processors of vm: they slow"),
         (["0-3"], 8, "lenet", None),
         (["", ""], 2, "lenet", None),
+        (["0-3", "0-3"], 4, "lenet on GPUs", None),
     ],
 )
 def test_workers_that_outnumber_their_processors_are_reported(
@@ -104,5 +106,6 @@ def test_workers_that_outnumber_their_processors_are_reported(
     """Their times would show bad scaling that no larger machine has. A server, which waits, does not count."""
     ranks = [RankRecord(rank=rank, host="vm", role="worker", processors=held) for rank, held in enumerate(cpus)]
     ranks.append(RankRecord(rank=len(cpus), host="vm", role="server", processors="0"))
-    lines = warnings_of_nodes(ranks, model, threads)
+    gpus = {"NVIDIA H200": 2} if "GPUs" in model else {}
+    lines = warnings_of_nodes(replace(STARTED, model=model, intra_op_threads=threads, accelerators=gpus), ranks)
     assert len(lines) == (line is not None) and all(text.startswith(line or "") for text in lines)

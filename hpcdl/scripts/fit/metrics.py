@@ -336,7 +336,7 @@ def _flat(logs: Any) -> dict[str, Array]:
 
 def note_results() -> None:
     """Patch Keras's metrics to note the results that a loop of the script's own reads, each of a rank's own samples."""
-    notes = {"result": _noted_result, "update_state": _noted_update, "reset_state": _noted_reset}
+    notes = {"result": _noted_result, "update_state": _with(_before_update), "reset_state": _with(_before_reset)}
     for kind in {one for one in vars(keras.metrics).values() if isinstance(one, type)}:
         for owner in kind.__mro__[:-1]:
             for name, noted in notes.items():
@@ -365,28 +365,30 @@ def _noted_result(plain: Callable[..., Any]) -> Callable[..., Any]:
     return result
 
 
-def _noted_update(plain: Callable[..., Any]) -> Callable[..., Any]:
-    @unconverted
-    @functools.wraps(plain)
-    def update_state(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _in_loop():  # a graph calls this once, as it is traced
-            session().evaluations.add_metric(self, lambda: _result_of(self))
-        return plain(self, *args, **kwargs)
+def _with(note: Callable[[Any], None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return what makes a metric's method call `note` first, in a loop of the script's own."""
 
-    vars(update_state)["noted"] = True
-    return update_state
+    def noted(plain: Callable[..., Any]) -> Callable[..., Any]:
+        @unconverted
+        @functools.wraps(plain)
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if _in_loop():
+                note(self)
+            return plain(self, *args, **kwargs)
+
+        vars(method)["noted"] = True
+        return method
+
+    return noted
 
 
-def _noted_reset(plain: Callable[..., Any]) -> Callable[..., Any]:
-    @unconverted
-    @functools.wraps(plain)
-    def reset_state(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if tf.executing_eagerly() and _in_loop():
-            session().evaluations.before_reset(self)
-        return plain(self, *args, **kwargs)
+def _before_update(metric: Any) -> None:  # a graph calls this once, as it is traced
+    session().evaluations.add_metric(metric, lambda: _result_of(metric))
 
-    vars(reset_state)["noted"] = True
-    return reset_state
+
+def _before_reset(metric: Any) -> None:
+    if tf.executing_eagerly():
+        session().evaluations.before_reset(metric)
 
 
 def _result_of(metric: Any) -> float | None:

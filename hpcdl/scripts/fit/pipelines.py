@@ -61,10 +61,8 @@ def kind_of(stage: Any) -> str:
 
 def arrays_in(whole: Any) -> list[Any]:
     """Return the source arrays of a data set, including its file names."""
-    arrays = [one for one in getattr(whole, "_tensors", ()) if one.dtype not in (tf.variant, tf.resource)]
-    for one in whole._inputs():
-        arrays += arrays_in(one)
-    return arrays
+    arrays = [one for stage in stages_of(whole) for one in getattr(stage, "_tensors", ())]
+    return [one for one in arrays if one.dtype not in (tf.variant, tf.resource)]
 
 
 def looks_of(array: Any) -> list[Any]:
@@ -91,10 +89,7 @@ def same(first: list[Any], second: list[Any]) -> bool:
 
 def shuffles_in(whole: Any) -> list[Any]:
     """Return all shuffles in a data set's pipeline, the last one first."""
-    shuffles = [whole] if hasattr(whole, "_seed2") and hasattr(whole, "_buffer_size") else []
-    for source in whole._inputs():
-        shuffles += shuffles_in(source)
-    return shuffles
+    return [one for one in stages_of(whole) if hasattr(one, "_seed2") and hasattr(one, "_buffer_size")]
 
 
 def seeds_of(whole: Any) -> list[list[int]]:

@@ -216,7 +216,7 @@ class ScriptRun:
             warnings=[
                 *started.warnings,
                 *self.warnings,
-                *results.warnings_of_nodes(ranks, threads=started.intra_op_threads),
+                *results.warnings_of_nodes(started, ranks),
                 *([few] if rate and not meter.is_warm else []),
             ],
         )

@@ -180,7 +180,7 @@ def tune_threads(
 
 
 def _replay(path: Path, seed: int, json: bool) -> None:
-    from hpcdl.tuning.log import read_table, replay
+    from hpcdl.tuning.replay import read_table, replay
 
     result = replay(read_table(path), seed=seed)
     if json:

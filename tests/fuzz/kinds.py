@@ -68,7 +68,8 @@ from hpcdl.study.search import check_search, open_search
 from hpcdl.trace.file import TraceFile
 from hpcdl.trace.page import page, tables
 from hpcdl.tuning.findings import find_tunings, read_tuning
-from hpcdl.tuning.log import TrialLog, read_table, replay
+from hpcdl.tuning.log import TrialLog
+from hpcdl.tuning.replay import read_table, replay
 from hpcdl.tuning.space import build_space, read_space
 from hpcdl.tuning.trials import TrialOutcome
 from tests.conftest import ROOT

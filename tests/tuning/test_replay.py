@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.core.errors import UsageError
-from hpcdl.tuning.log import LARGE, Replay, allowance, read_table, replay
+from hpcdl.tuning.replay import LARGE, Replay, allowance, read_table, replay
 from tests.conftest import patience
 
 from .families import FAMILIES, write_family

@@ -54,7 +54,8 @@ from hpcdl.node.topology import draw
 from hpcdl.predict.network import read_network
 from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.compose.build import compose, render
-from hpcdl.report.runs.elsewhere import load_references, read_csv
+from hpcdl.report.runs.imported import read_csv
+from hpcdl.report.runs.published import load_references
 from hpcdl.report.runs.searches import SearchRecord, SearchTrial, find_searches, read_search
 from hpcdl.report.runs.sources import Gathered, gather, link_of, walk
 from hpcdl.run import rundir

@@ -17,7 +17,7 @@ from hpcdl.predict.forecast import Forecast, Range
 from hpcdl.predict.jobs import RankLayout, StepJob, lengths_of
 from hpcdl.predict.network import Network, read_network
 from hpcdl.predict.timeline import exchange_seconds
-from hpcdl.report.runs.elsewhere import Reference, load_references
+from hpcdl.report.runs.published import Reference, load_references
 from hpcdl.report.runs.run import Run
 from tests.conftest import CommandLine
 from tests.report.synthetic import make_run

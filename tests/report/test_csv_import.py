@@ -8,7 +8,7 @@ import pytest
 
 from hpcdl.core.errors import ConfigError, SourceError
 from hpcdl.predict.jobs import has_servers
-from hpcdl.report.runs.elsewhere import WITH_SERVERS, read_csv
+from hpcdl.report.runs.imported import WITH_SERVERS, read_csv
 from hpcdl.report.runs.run import Run
 from hpcdl.strategies.table import STRATEGIES
 from tests.conftest import CommandLine

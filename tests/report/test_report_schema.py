@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from hpcdl.report.runs.elsewhere import read_csv
+from hpcdl.report.runs.imported import read_csv
 from tests.conftest import ROOT, CommandLine
 from tests.report.synthetic import NOISE, make_record, weak_study, write_run
 

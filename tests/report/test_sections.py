@@ -18,8 +18,8 @@ from hpcdl.report.compose.summary import accuracy_line, summary
 from hpcdl.report.document import Document, Figure, Section, Table, cell_text
 from hpcdl.report.renderers.figures import svg
 from hpcdl.report.runs.anonymous import WITHHELD, anonymised_traces
-from hpcdl.report.runs.elsewhere import Published, load_references
 from hpcdl.report.runs.findings import TracedRun
+from hpcdl.report.runs.published import Published, load_references
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.sources import Gathered
 from hpcdl.trace.counters import NETWORK

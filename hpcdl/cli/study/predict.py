@@ -96,7 +96,7 @@ def predict(
 
 
 def _gather(runs: Sequence[Path], imported: tuple[str, Path] | None) -> Gathered:
-    from hpcdl.report.runs.elsewhere import gather_with
+    from hpcdl.report.runs.imported import gather_with
 
     gathered = gather_with(runs, imported, progress("reading records", 1))
     for line in (*gathered.unreadable, *gathered.remarks):

@@ -151,7 +151,7 @@ def _analysed(
     """Return the analysis; `given` are arguments of `analyse`, and under `name` the folder of the baseline."""
     from hpcdl.predict.outlook import outlooks
     from hpcdl.report.analysis.analyse import analyse
-    from hpcdl.report.runs.elsewhere import load_references
+    from hpcdl.report.runs.published import load_references
     from hpcdl.report.runs.sources import link_of
 
     traced, name = _traced(gathered, anonymous), given.pop("name")
@@ -324,7 +324,7 @@ def _gather(
     hide_data: bool,
 ) -> Gathered:
     from hpcdl.report.runs.anonymous import anonymised
-    from hpcdl.report.runs.elsewhere import gather_with
+    from hpcdl.report.runs.imported import gather_with
 
     gathered = gather_with(runs, imported, progress("reading records", 1), walks)
     return anonymised(gathered, hide_data=hide_data) if anonymous else gathered

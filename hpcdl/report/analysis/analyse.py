@@ -21,8 +21,8 @@ from hpcdl.report.analysis.comparisons import (
 from hpcdl.report.analysis.laws import CommunicationFit, CurveFit, fit_communication, fit_curves, misses
 from hpcdl.report.analysis.scaling import Breakdown, Curve, breakdowns, build_curves, with_base_of
 from hpcdl.report.analysis.settings import by_varied_settings, settings_of_runs, varying_keys, with_variants_by_content
-from hpcdl.report.runs.elsewhere import Published
 from hpcdl.report.runs.findings import Inferred, Outlook, TracedRun
+from hpcdl.report.runs.published import Published
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.searches import SearchRecord, TunedNode
 from hpcdl.report.runs.sources import Gathered

@@ -9,7 +9,7 @@ from hpcdl.report.analysis.analyse import Analysis
 from hpcdl.report.analysis.names import curve_names
 from hpcdl.report.analysis.scaling import Curve
 from hpcdl.report.document import Cell, Column, Figure, Section, Series, Table
-from hpcdl.report.runs.elsewhere import Reference, Statement
+from hpcdl.report.runs.published import Reference, Statement
 
 MOST_CURVES = 4
 """Maximum number of the user's curves in one figure."""

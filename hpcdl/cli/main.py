@@ -15,7 +15,9 @@ from hpcdl.core.processes.streams import Printed, ignore, keep_interrupts, outli
 
 _LEAVE_BADLY = {"tensorflow", "mpi4py.MPI"}
 """Modules whose shutdown may never end: thread pools that wait for a lock, MPI_Finalize that waits for dead ranks."""
-_MAKE_MORE = {"train", "run", "shard", "sweep", "search", "tune-threads", "certify", "export", "submit", "cancel"}
+_MAKE_MORE = {
+    "train", "run", "shard", "sweep", "search", "tune-threads", "certify", "export", "infer", "submit", "cancel",
+}  # fmt: skip
 """Commands whose work counts even if their output is not read."""
 _OTHERS_WORDS = {"run", "submit"}
 """Commands followed by the words of a script or of another command."""
@@ -23,7 +25,7 @@ _OUTPUT_OPTIONS = ("--out", "--to", "--html", "--run-dir")
 """Options that name an output path."""
 _HOLD_ALL = {"report", "runs"}
 """Commands that keep all data until they end: collecting garbage among thousands of runs would find nothing."""
-_PRINT_ALONE = {"--json", "--help", "-h"}
+_PRINT_ALONE = {"--json", "--help", "-h", "--dry-run", "--plan", "--predict"}
 """Flags that make the printed text the result."""
 
 
@@ -55,7 +57,8 @@ def _exit_code_of(exit_code: int, arguments: list[str], printed: Printed) -> int
         return exit_code
     why = printed.problem.strerror
     say(f"hpcdl: standard output cannot be written: {why}; what was printed is incomplete, redirect it elsewhere")
-    prints = not _PRINT_ALONE.isdisjoint(arguments) or command_in(arguments) not in _MAKE_MORE
+    own_words = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    prints = not _PRINT_ALONE.isdisjoint(own_words) or command_in(arguments) not in _MAKE_MORE
     return exit_code or int(prints)
 
 

@@ -38,6 +38,24 @@ def test_what_cannot_be_printed_is_reported_and_what_nobody_reads_is_not(
         assert in_shell(session_hpcdl, f"$H {words} {closed}", tmp_path)[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [("submit --dry-run -- train --model lenet --data synthetic:mnist", 1), ("infer run --data data --out out", 0)],
+)
+def test_a_full_disk_fails_what_only_prints(words: str, code: int, session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """A job script that was cut short is no success; outputs that `infer` has written are one."""
+    program = (
+        f"import sys; from hpcdl.cli import main; sys.argv[1:] = {words.split()}\n"
+        "if sys.argv[1] == 'infer': main.run = lambda words: print('done') or 0\n"
+        "main.main()"
+    )
+    done = subprocess.run(
+        ["bash", "-c", '"$0" -c "$1" >/dev/full', sys.executable, program],
+        cwd=tmp_path, env=session_hpcdl.environment, capture_output=True, text=True, timeout=patience(100),
+    )  # fmt: skip
+    assert done.returncode == code and "standard output cannot be written" in done.stderr, done.stderr
+
+
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("redirected", "code"),

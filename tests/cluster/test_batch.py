@@ -332,7 +332,8 @@ def test_submit_jobs_and_cancel_with_a_played_slurm(ask_hpcdl: CommandLine, tmp_
     (tmp_path / "state").write_text("RUNNING None\n")
     program(tools, "scancel", f"echo $* > {tmp_path}/cancelled")
     env = {"PATH": f"{tools}:{os.environ['PATH']}"}
-    line = ["submit", "--nodes", "2", "--", *TRAIN, "--run-dir", "my run"]
+    asked = ["--time=20m", "--until-done", "--max-requeues=3", "--partition=long", "--batch-option=--nice=100"]
+    line = ["submit", "--nodes", "2", *asked, "--", *TRAIN, "--run-dir", "my run"]
     dry = ask_hpcdl([*line[:1], "--dry-run", *line[1:]], env=env)
     assert dry.code == 0 and not (ask_hpcdl.home / "my run.job").exists() and not (tmp_path / "taken.sh").exists()
     finished = ask_hpcdl(line, env=env)
@@ -374,7 +375,10 @@ def test_submit_jobs_and_cancel_with_a_played_slurm(ask_hpcdl: CommandLine, tmp_
     assert cancelled.out == "cancelled job 4711\n"
     words = shlex.split(cancelled.err.partition("to continue: hpcdl ")[2])
     again = ask_hpcdl([*words[:1], "--dry-run", *words[1:]], env=env)
-    assert again.code == 0 and f"{shlex.join(TRAIN)} --run-dir 'my run' --ranks 2 --resume\n" in again.out, again.err
+    assert (again.code, again.out) == (0, dry.out), again.err
+    assert f"{shlex.join(TRAIN)} --run-dir 'my run' --ranks 2 --resume\n" in again.out
+    elsewhere = ask_hpcdl(["cancel", "4711"], env=env, cwd=tmp_path)
+    assert f"to continue: cd {shlex.quote(str(ask_hpcdl.home))} && hpcdl submit" in elsewhere.err
     assert (tmp_path / "cancelled").read_text() == "4711\n" and (ask_hpcdl.home / "my run.job" / "cancelled").exists()
     unknown = ask_hpcdl(["cancel", "1"], env=env)
     assert unknown.code == 2 and "4711" in unknown.err

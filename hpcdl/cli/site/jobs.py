@@ -97,7 +97,10 @@ def cancel(number: Annotated[str, typer.Argument(metavar="JOB", help="Number of 
         own_words, script = divided(job.command)
         command = [*own_words, *([] if "--resume" in own_words else ["--resume"]), *script]
         size = ("--nodes", job.nodes, "--ranks-per-node", job.ranks // job.nodes)
-        say(f"next, to continue: {typed('submit', *size, '--', *command)}")
+        place = Path(job.working)
+        is_here = not job.working or (place.is_dir() and place.samefile(Path()))
+        there = "" if is_here else f"cd {quoted(place)} && "
+        say(f"next, to continue: {there}{typed('submit', *size, *job.flags, '--', *command)}")
 
 
 def _row(view: JobView) -> tuple[str, ...]:

@@ -76,7 +76,7 @@ def submit(
         return
     _check_words(command)
     _check_job(wanted)
-    job, is_stored = submission.submit_job(wanted)
+    job, is_stored = submission.submit_job(wanted, _typed_again(flags | {"name": name or None}))
     if doubt := jobs.asked_too_much(job):
         say(f"warning: {doubt}")
     if json:
@@ -87,6 +87,19 @@ def submit(
     say(f"log and script: {job.folder}" + (f"; run: {job.run_dir}" if job.run_dir else ""))
     if is_stored:
         say(f"next: hpcdl jobs {job.number}")
+
+
+def _typed_again(flags: dict[str, Any]) -> list[str]:
+    """Return the words of `flags`, without those of the job's size."""
+    words: list[str] = []
+    for key, value in flags.items():
+        if value is None or key in ("nodes", "ranks-per-node"):
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{key}" if value else f"--no-{key}")
+        else:
+            words += [f"--{key}={one}" for one in (value if isinstance(value, list | tuple) else [value])]
+    return words
 
 
 def _show_script(wanted: submission.Wanted, settings: ResolvedConfig[SubmitConfig], *, json: bool) -> None:

@@ -20,7 +20,10 @@ from hpcdl.core.units import IMAGES
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A job as submitted; `submitted_at` is Unix time, `run_dir` empty for commands without one."""
+    """A job as submitted; `submitted_at` is Unix time, `run_dir` empty for commands without one.
+
+    `flags` are those of `hpcdl submit` besides the job's size, `working` the folder in which it was typed.
+    """
 
     number: str
     system: str
@@ -31,6 +34,8 @@ class Job:
     ranks: int
     run_dir: str = ""
     submitted_at: float = 0.0
+    flags: tuple[str, ...] = ()
+    working: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -129,8 +129,8 @@ def _with_cpus(request: JobRequest) -> JobRequest:
     return dataclasses.replace(request, nodes_wanted=dataclasses.replace(nodes, cpus_per_task=cpus_per_task))
 
 
-def submit_job(wanted: Wanted) -> tuple[jobs.Job, bool]:
-    """Submit the job and store it; return the job, and whether it could be stored."""
+def submit_job(wanted: Wanted, flags: Sequence[str] = ()) -> tuple[jobs.Job, bool]:
+    """Submit the job and store it with its `flags`; return the job, and whether it could be stored."""
     request, run_dir = plan_job(wanted)
     system, number, _ = submit(_with_cpus(request))
     job = jobs.Job(
@@ -143,6 +143,8 @@ def submit_job(wanted: Wanted) -> tuple[jobs.Job, bool]:
         ranks=request.nodes * request.ranks_per_node,
         run_dir=str(run_dir.absolute()) if run_dir else "",
         submitted_at=time.time(),
+        flags=tuple(flags),
+        working=str(Path.cwd()),
     )
     return job, jobs.remember(job)
 

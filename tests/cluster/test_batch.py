@@ -379,7 +379,12 @@ def test_submit_jobs_and_cancel_with_a_played_slurm(ask_hpcdl: CommandLine, tmp_
     assert f"{shlex.join(TRAIN)} --run-dir 'my run' --ranks 2 --resume\n" in again.out
     elsewhere = ask_hpcdl(["cancel", "4711"], env=env, cwd=tmp_path)
     assert f"to continue: cd {shlex.quote(str(ask_hpcdl.home))} && hpcdl submit" in elsewhere.err
-    assert (tmp_path / "cancelled").read_text() == "4711\n" and (ask_hpcdl.home / "my run.job" / "cancelled").exists()
+    assert (tmp_path / "cancelled").read_text() == "4711\n"
+    # The job is not requeued, but the next one of its run is.
+    mark = next(text for text in again.out.splitlines() if text.startswith("cancelled="))
+    for number, code in (("4711", 0), ("4712", 1)):
+        shell = ["bash", "-c", f'SLURM_JOB_ID={number}; {mark}; test -e "$cancelled"']
+        assert subprocess.run(shell, check=False).returncode == code
     unknown = ask_hpcdl(["cancel", "1"], env=env)
     assert unknown.code == 2 and "4711" in unknown.err
     (tmp_path / "state").write_text("PENDING PartitionTimeLimit\n")

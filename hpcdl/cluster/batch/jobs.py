@@ -149,7 +149,7 @@ def cancel(job: Job) -> str:
     system = find_system(job.system)
     with contextlib.suppress(OSError):
         # First: the job script looks for it before it requeues a run that left with 75.
-        touch(Path(job.folder) / CANCELLED)
+        touch(Path(job.folder) / f"{CANCELLED}-{job.number}")
     with contextlib.suppress(HpcdlError):
         if (state := system.state(job.number)) in ENDED:
             return state

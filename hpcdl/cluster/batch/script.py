@@ -49,7 +49,7 @@ def render(request: JobRequest, environment: Mapping[str, str] = os.environ) -> 
         "UNTIL_DONE": "yes" if request.until_done else "no",
         "MAX_REQUEUES": str(request.max_requeues),
         "LOG": shlex.quote(str(request.folder / "log")) + f"-{number}.txt",
-        "CANCELLED": shlex.quote(str(request.folder / CANCELLED)),
+        "CANCELLED": shlex.quote(str(request.folder / CANCELLED)) + f"-{number}",
     }
     template = template_of(name)
     text = template.read_text()
@@ -78,7 +78,7 @@ def _module_lines(environment: Mapping[str, str]) -> list[str]:
 
 
 CANCELLED = "cancelled"
-"""A file of this name in the job's folder means that the user wants no requeue."""
+"""A file of this name and the job's number in its folder means that the user wants no requeue of that job."""
 
 
 def template_of(launcher: str) -> Path:

@@ -105,10 +105,15 @@ def check_locking(subject: Subject) -> list[Finding]:
 
 def _new_file(folder: Path, off: bool) -> Finding:
     try:
-        with tempfile.NamedTemporaryFile(dir=folder, suffix=".h5") as probe:
-            fcntl.flock(probe.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        probe = tempfile.NamedTemporaryFile(dir=folder, suffix=".h5")  # noqa: SIM115  closed below
     except OSError as error:
-        return _refused(str(folder), error, off)
+        text = f"{folder}: locks were not tried, since no file can be made there ({error.strerror})"
+        return warning(text, "work in another folder, or give --run-dir one")
+    with probe:
+        try:
+            fcntl.flock(probe.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            return _refused(str(folder), error, off)
     return ok(f"files in {folder} can be locked")
 
 

@@ -183,7 +183,7 @@ def written(run_dir: Path, checkpoint: InterruptionConfig, *, model: bool = Fals
     except (FileExistsError, NotADirectoryError) as error:
         raise UsageError(f"{run_dir} cannot be made, a file is in its way; choose another --run-dir") from error
     except OSError as error:
-        raise HpcdlError(f"cannot write run directory {run_dir}: {error.strerror}; choose another --run-dir") from error
+        raise _unwritable(run_dir, error) from error
     with writing(run_dir):
         check_place(run_dir, checkpoint)  # under the lock: another call may have begun a run here
         _check_links(run_dir)
@@ -417,6 +417,12 @@ def _code(config: TrainConfig, *, model: bool = True) -> dict[str, str]:
     return digests(sorted(named))
 
 
+def _unwritable(run_dir: Path, error: OSError) -> HpcdlError:
+    """Return the error of a folder that cannot be written: the user's mistake, unless the disk is full or fails."""
+    kind = UsageError if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) else HpcdlError
+    return kind(f"cannot write run directory {run_dir}: {error.strerror}; choose another --run-dir")
+
+
 def create(run_dir: Path, resolved: ResolvedConfig[Any], facts: Mapping[str, Any], data: str = "") -> None:
     """Make the folder and write run.toml; `facts` are known at the start beside the settings. `data`: see DATA_FILE."""
     text = toml_text({**as_toml_values(resolved.config), "facts": dict(facts), "origins": resolved.origins})
@@ -430,7 +436,7 @@ def create(run_dir: Path, resolved: ResolvedConfig[Any], facts: Mapping[str, Any
     except TargetError:
         raise
     except OSError as error:
-        raise HpcdlError(f"cannot write run directory {run_dir}: {error.strerror}; choose another --run-dir") from error
+        raise _unwritable(run_dir, error) from error
 
 
 def read(run_dir: Path) -> tuple[ResolvedConfig[TrainConfig], dict[str, Any]]:

@@ -40,6 +40,11 @@ def test_what_is_there_is_not_replaced(ask_hpcdl: CommandLine, tmp_path: Path) -
     assert not (tmp_path / "digits").exists(), "nothing else is copied either"
 
 
+def test_a_folder_that_is_not_writable_is_named(ask_hpcdl: CommandLine) -> None:
+    refused = ask_hpcdl(["examples", "readers", "my_model.py", "--to", "/sys"])  # where root cannot write either
+    assert refused.code == 2 and refused.err.startswith("hpcdl: cannot write /sys/readers"), refused.err
+
+
 def test_an_unknown_one_is_named(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     refused = ask_hpcdl(["examples", "my_modl.py", "--to", tmp_path])
     assert refused.code == 2 and "did you mean 'my_model.py'" in refused.err

@@ -143,6 +143,8 @@ def test_locking_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "refuses locks" in finding.text and "HDF5_USE_FILE_LOCKING=FALSE" in finding.remedy
     aware = Subject(environment={"HDF5_USE_FILE_LOCKING": "FALSE"}, working=tmp_path)
     assert [finding.level for finding in storage.check_locking(aware)] == ["ok"]
+    (untried,) = storage.check_locking(Subject(environment={}, working=Path("/proc")))  # nobody makes a file there
+    assert untried.level == "warning" and "locks were not tried" in untried.text
 
 
 def test_bad_site_settings(ask_hpcdl: CommandLine) -> None:

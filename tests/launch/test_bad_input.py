@@ -32,6 +32,7 @@ BASE = ["train", "--model", "lenet", "--strategy", "ring"]
         (["--run-dir="], 2, "--run-dir is empty (a variable that is not set?)"),
         (["--run-dir", "é" * 200], 2, "a name of more than 255 bytes"),
         (["--run-dir", f"{__file__}/run"], 2, "a file is in its way; choose another --run-dir"),
+        (["--run-dir", "/sys/run"], 2, "cannot write run directory /sys/run"),  # where root cannot write either
         (["--data", ""], 2, "the data folder's name is empty"),
         (["--servers", "1"], 2, "strategy 'ring' has no servers"),
         (["--init-weights", "/dev/zero"], 2, "it is a device, not a file"),

@@ -191,15 +191,18 @@ def copy_examples(names: Sequence[str], folder: Path) -> list[Path]:
             raise UnknownNameError("example", name, example_names)
     pairs = [pair for name in names for pair in _pairs(_folder() / name, folder)]
     for path, target in pairs:
-        if target.is_dir() or (target.exists() and target.read_bytes() != path.read_bytes()):
+        is_free = not (target.is_symlink() or target.exists())
+        if not is_free and not (target.is_file() and target.read_bytes() == path.read_bytes()):
             raise UsageError(f"{target} exists and differs from the example; choose another folder with --to DIR")
     for path, target in pairs:
         try:
             disk.make_folder(target.parent)
+            if not target.exists():
+                disk.create(target, path.read_bytes())
         except FileExistsError as error:
             raise UsageError(f"{error.filename} is no folder; choose another one with --to DIR") from error
-        if not target.exists():
-            disk.create(target, path.read_bytes())
+        except PermissionError as error:
+            raise UsageError(f"cannot write {target}: {error.strerror}; choose another folder with --to DIR") from error
     return [folder / name for name in names]
 
 

@@ -8,6 +8,8 @@ import os
 import re
 import shlex
 import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 
 from hpcdl.cluster.batch import jobs
 from hpcdl.cluster.batch.script import render
-from hpcdl.cluster.batch.submission import Wanted, plan_job
+from hpcdl.cluster.batch.submission import Wanted, plan_job, submit_job
 from hpcdl.cluster.batch.systems import JobRequest, NodeWishes, find_system, has_own_nodes
 from hpcdl.cluster.launchers import LAUNCHERS
 from hpcdl.core.errors import HpcdlError, UnknownNameError, UsageError
@@ -323,6 +325,23 @@ def test_a_job_that_cannot_be_remembered_is_queued_all_the_same(ask_hpcdl: Comma
     finished = ask_hpcdl(["submit", "--", *TRAIN], env=env)
     assert (finished.code, finished.out) == (0, "4711\n"), finished.err
     assert "warning: job 4711 is queued, but cannot write to" in finished.err and "next:" not in finished.err
+
+
+@pytest.mark.parametrize("words", [TRAIN, ["bench", "allreduce"]])
+def test_jobs_submitted_in_one_second_have_folders_of_their_own(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a loop over learning rates: each job's run would else be refused when it starts, hours later."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(time, "localtime", lambda now: time.gmtime(0))
+    program(tmp_path / "bin", "sbatch", "echo 4711")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    with ThreadPoolExecutor(4) as pool:
+        made = [job for job, _ in pool.map(lambda _: submit_job(Wanted(command=words)), range(4))]
+    assert len({job.folder for job in made}) == 4
+    assert all(f"{job.run_dir}.job" == job.folder for job in made if job.run_dir)
+    assert all(Path(job.folder, "job.sh").is_file() for job in made)
 
 
 def test_submit_jobs_and_cancel_with_a_played_slurm(ask_hpcdl: CommandLine, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from hpcdl.cluster.batch.systems import SYSTEMS, JobRequest, NodeWishes
 from hpcdl.cluster.launchers import load_launcher
 from hpcdl.config.commands import BatchConfig, SubmitConfig
 from hpcdl.core.errors import UsageError
+from hpcdl.core.storage.disk import make_output_folder
 from hpcdl.core.storage.files import read_toml
 
 LONGEST_WARNING_S = 300.0
@@ -98,7 +100,7 @@ def plan_job(wanted: Wanted, now: float | None = None) -> tuple[JobRequest, Path
     if wanted.until_done and "--resume" not in command:
         command = [*command, "--resume"]
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)
-    default_folder = run_dir.with_name(run_dir.name + ".job") if run_dir else Path("runs") / f"{stamp}-{plain}.job"
+    default_folder = _of_job(run_dir or _free(Path("runs") / f"{stamp}-{plain}"))
     request = JobRequest(
         name=name,
         command=[*command, *of_script],
@@ -132,6 +134,11 @@ def _with_cpus(request: JobRequest) -> JobRequest:
 def submit_job(wanted: Wanted, flags: Sequence[str] = ()) -> tuple[jobs.Job, bool]:
     """Submit the job and store it with its `flags`; return the job, and whether it could be stored."""
     request, run_dir = plan_job(wanted)
+    while all(made.path != request.folder for made in make_output_folder(request.folder, "")):
+        again = plan_job(wanted)
+        if again[0].folder == request.folder:  # the user named it
+            break
+        request, run_dir = again  # another call of this second took the name
     system, number, _ = submit(_with_cpus(request))
     job = jobs.Job(
         number=number,
@@ -199,10 +206,21 @@ def _completed(words: list[str], wanted: Wanted, num_ranks: int, name: str) -> t
     """Return `train` or `run` with ranks and run directory, which is chosen here so that a requeued job finds it."""
     words = _with_ranks(words, wanted, num_ranks)
     named = _value(words, "--run-dir") or _configured(words)
-    run_dir = Path(named) if named else Path("runs") / re.sub(r"[^A-Za-z0-9._-]", "_", name)
+    run_dir = Path(named) if named else _free(Path("runs") / re.sub(r"[^A-Za-z0-9._-]", "_", name))
     if _value(words, "--run-dir") is None:
         words = [*words, "--run-dir", str(run_dir)]
     return words, run_dir
+
+
+def _of_job(run_dir: Path) -> Path:
+    """Return the folder for the script and the log of a job with this run directory."""
+    return run_dir.with_name(f"{run_dir.name}.job")
+
+
+def _free(run_dir: Path) -> Path:
+    """Return `run_dir`, or with a number behind it if a run or job of the same second has that name."""
+    others = (run_dir.with_name(f"{run_dir.name}-{number}") for number in itertools.count(2))
+    return next(path for path in itertools.chain([run_dir], others) if not (path.exists() or _of_job(path).exists()))
 
 
 def _configured(words: Sequence[str]) -> str | None:

@@ -118,7 +118,8 @@ def run_script(
         variables = {name: "1" for name, is_set in flags.items() if is_set} | _kernels(config)
         name, topology = script.path.stem, read_topology()
         remarks = plan_under_profile(config.run, name, topology, ranks_on_node(launcher, config.run))[1]
-        with rundir.written(run_dir, config.checkpoint):
+        with rundir.begun(run_dir, _another(config, script), config.checkpoint) as place:
+            run_dir = place.run_dir
             facts = _facts(script, run_dir)
             rundir.create(run_dir, resolved, facts)
             for text in remarks:
@@ -144,10 +145,20 @@ def run_script(
     return run_dir, record
 
 
+def _default(script: Script) -> Path:
+    return rundir.default_run_dir(script.path.name, "script")
+
+
+def _another(config: ScriptConfig, script: Script) -> Callable[[], Path] | None:
+    """Return what chooses another run directory than one just taken; None if the user named it."""
+    return None if config.run.run_dir else functools.partial(_default, script)
+
+
 def _choose_run_dir(resolved: ResolvedConfig[ScriptConfig], script: Script) -> Path:
     config = resolved.config
     check_injected(resolved, [*STRUCK_FROM_BESIDE, *NETWORK], "not in a script, which can do that itself")
-    run_dir = free_run_dir(config.run.run_dir or rundir.default_run_dir(script.path.name, "script"))
+    named = config.run.run_dir
+    run_dir = free_run_dir(named) if named else _default(script)
     rundir.check_place(run_dir, config.checkpoint)
     check_going_back(run_dir, config.checkpoint)
     if (run_dir / rundir.CONFIG_FILE).exists():
@@ -209,7 +220,7 @@ def run_inside(
             check_script(script.path)
             _check_words(script)
             run_dir = _choose_run_dir(resolved, script)
-            held.enter_context(rundir.written(run_dir, config.checkpoint))
+            run_dir = held.enter_context(rundir.begun(run_dir, _another(config, script), config.checkpoint)).run_dir
             rundir.create(run_dir, resolved, _facts(script, run_dir))
             return str(run_dir), uuid.uuid4().hex
 

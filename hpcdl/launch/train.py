@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,6 @@ def _train(resolved: ResolvedConfig[TrainConfig], on_event: EventHandler) -> tup
     if (record := _finished(run_dir, run_plan, on_event)) is not None:
         return run_dir, record
     plan, remarks = _plan(launcher, run_plan)
-    facts = rundir.facts_of(run_plan.config, run_plan.dataset.checksum, run_dir)
 
     def launch(now: ResolvedConfig[TrainConfig], environment: Mapping[str, str]) -> None:
         # The first launch: the plan made before the run directory still holds.
@@ -106,7 +106,9 @@ def _train(resolved: ResolvedConfig[TrainConfig], on_event: EventHandler) -> tup
         shrunk = prepare(now)
         _run(launcher, shrunk, _plan(launcher, shrunk, environment)[0], run_dir, on_event)
 
-    with rundir.written(run_dir, run_plan.config.checkpoint, model=True) as place_of_run:
+    with rundir.begun(run_dir, _another(run_plan.config), run_plan.config.checkpoint, model=True) as place_of_run:
+        run_dir = place_of_run.run_dir
+        facts = rundir.facts_of(run_plan.config, run_plan.dataset.checksum, run_dir)
         rundir.create(run_dir, resolved, facts, description_of(run_plan.dataset))
         for text in remarks:
             on_event({"kind": "message", "text": text})
@@ -213,9 +215,19 @@ def python_of_ranks(launcher: Launcher, run: StartConfig, plan: LaunchPlan) -> A
 def choose_run_dir(run_plan: RunPlan) -> Path:
     """Return the folder of this run. Raises UsageError if it holds another run that cannot be resumed as asked."""
     config = run_plan.config
-    run_dir = free_run_dir(config.run.run_dir or rundir.default_run_dir(config.model.model, config.exchange.strategy))
+    named = config.run.run_dir
+    run_dir = free_run_dir(named) if named else _default(config)
     check_run_dir(run_plan, run_dir)
     return run_dir
+
+
+def _default(config: TrainConfig) -> Path:
+    return rundir.default_run_dir(config.model.model, config.exchange.strategy)
+
+
+def _another(config: TrainConfig) -> Callable[[], Path] | None:
+    """Return what chooses another run directory than one just taken; None if the user named it."""
+    return None if config.run.run_dir else functools.partial(_default, config)
 
 
 def check_run_dir(run_plan: RunPlan, run_dir: Path) -> None:
@@ -381,7 +393,9 @@ def _agreed_run_dir(
         run_plans.append(run_plan)
         if _finished(run_dir, run_plan, on_event) is not None:
             return str(run_dir), ""
-        earlier.append(held.enter_context(rundir.written(run_dir, run_plan.config.checkpoint, model=True)))
+        begun = rundir.begun(run_dir, _another(run_plan.config), run_plan.config.checkpoint, model=True)
+        earlier.append(held.enter_context(begun))
+        run_dir = earlier[-1].run_dir
         facts = rundir.facts_of(run_plan.config, run_plan.dataset.checksum, run_dir)
         rundir.create(run_dir, run_plan.resolved, facts, description_of(run_plan.dataset))
         return str(run_dir), uuid.uuid4().hex

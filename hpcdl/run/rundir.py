@@ -7,8 +7,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -201,6 +201,23 @@ def written(run_dir: Path, checkpoint: InterruptionConfig, *, model: bool = Fals
                 _log(f"removed what killed ranks had not finished: {', '.join(swept)}")
         moved = _set_aside(run_dir, model=model) if there and checkpoint.from_scratch else {}
         yield EarlierState(run_dir, made, there, moved)
+
+
+@contextmanager
+def begun(
+    run_dir: Path, another: Callable[[], Path] | None, checkpoint: InterruptionConfig, *, model: bool = False
+) -> Iterator[EarlierState]:
+    """Call `written`; if a call of the same second has taken a default name, take `another` (None: the user's name)."""
+    with ExitStack() as held:
+        while True:
+            try:
+                state = held.enter_context(written(run_dir, checkpoint, model=model))
+                break
+            except UsageError:
+                if another is None or not run_dir.exists():
+                    raise
+                run_dir = another()
+        yield state
 
 
 def _set_aside(run_dir: Path, *, model: bool) -> dict[Path, Path]:

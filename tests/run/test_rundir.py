@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,16 @@ from hpcdl.config.load import Layer, load
 from hpcdl.config.schema import InterruptionConfig, ScriptConfig, TrainConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.run.code import digests
-from hpcdl.run.rundir import changed_code, changed_script, check_place, create, discard, facts_of
+from hpcdl.run.rundir import (
+    begun,
+    changed_code,
+    changed_script,
+    check_place,
+    create,
+    default_run_dir,
+    discard,
+    facts_of,
+)
 
 OWN = (
     "run.toml", ".hpcdl-data", "record.json", "ranks/all.json", "trace/rank-0.trace",
@@ -137,3 +148,21 @@ def test_a_new_run_inside_another_runs_folder_is_refused(tmp_path: Path, monkeyp
     inside.mkdir()
     (inside / "run.toml").write_text("{}")
     check_place(inside, InterruptionConfig(resume=True, from_scratch=True))  # one of an earlier version continues
+
+
+def test_runs_that_begin_in_one_second_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a loop of `hpcdl train ... &`: the others were refused, with the advice to remove a lock."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "localtime", lambda now: time.gmtime(0))
+    chosen = default_run_dir("lenet", "ring")
+    another = functools.partial(default_run_dir, "lenet", "ring")
+    with begun(chosen, another, InterruptionConfig()) as first:
+        with begun(chosen, another, InterruptionConfig()) as second:
+            assert (first.run_dir, second.run_dir) == (chosen, Path(f"{chosen}-2"))
+        with (
+            pytest.raises(UsageError, match="another hpcdl writes"),
+            begun(chosen, None, InterruptionConfig()),
+        ):
+            pass

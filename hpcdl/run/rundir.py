@@ -27,7 +27,7 @@ from hpcdl.cluster.status import FOLDER
 from hpcdl.config.load import Layer, ResolvedConfig, all_settings, as_toml_values, flatten, load, settings_by_key
 from hpcdl.config.schema import InterruptionConfig, ScriptConfig, TrainConfig
 from hpcdl.config.settings import Matters
-from hpcdl.core.errors import ConfigError, CorruptError, HpcdlError, UnknownNameError, UsageError
+from hpcdl.core.errors import ConfigError, CorruptError, HpcdlError, StoppedEarly, UnknownNameError, UsageError
 from hpcdl.core.paths import quoted, typed
 from hpcdl.core.records.run_record import FILE_NAME as RECORD_FILE
 from hpcdl.core.records.run_record import FINISHED, RunRecord, read_record
@@ -207,7 +207,10 @@ def written(run_dir: Path, checkpoint: InterruptionConfig, *, model: bool = Fals
 def begun(
     run_dir: Path, another: Callable[[], Path] | None, checkpoint: InterruptionConfig, *, model: bool = False
 ) -> Iterator[EarlierState]:
-    """Call `written`; if a call of the same second has taken a default name, take `another` (None: the user's name)."""
+    """Call `written`; if a call of the same second has taken a default name, take `another` (None: the user's name).
+
+    A stop names the folder that the user has not named.
+    """
     with ExitStack() as held:
         while True:
             try:
@@ -217,7 +220,12 @@ def begun(
                 if another is None or not run_dir.exists():
                     raise
                 run_dir = another()
-        yield state
+        try:
+            yield state
+        except StoppedEarly as stop:
+            if another is not None:
+                stop.args = (str(stop).replace("with --resume", f"with --resume --run-dir {quoted(run_dir)}"),)
+            raise
 
 
 def _set_aside(run_dir: Path, *, model: bool) -> dict[Path, Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from hpcdl.config.load import Layer, load
 from hpcdl.config.schema import InterruptionConfig, ScriptConfig, TrainConfig
-from hpcdl.core.errors import UsageError
+from hpcdl.core.errors import StoppedEarly, UsageError
 from hpcdl.run.code import digests
 from hpcdl.run.rundir import (
     begun,
@@ -166,3 +167,16 @@ def test_runs_that_begin_in_one_second_have_folders_of_their_own(
             begun(chosen, None, InterruptionConfig()),
         ):
             pass
+
+
+def test_a_stop_names_the_folder_that_the_user_has_not_named(tmp_path: Path) -> None:
+    other = tmp_path / "b c"
+    for another, expected in (
+        (None, "with --resume"),
+        (lambda: other, f"with --resume --run-dir '{tmp_path / 'a b'}'"),
+    ):
+        with (
+            pytest.raises(StoppedEarly, match=re.escape(expected) + "$"),
+            begun(tmp_path / "a b", another, InterruptionConfig()),
+        ):
+            raise StoppedEarly("stopped by a signal; continue with --resume")

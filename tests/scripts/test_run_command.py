@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 
+from hpcdl.cli.app import app_for
 from hpcdl.cluster.batch.submission import Wanted, plan_job
 from hpcdl.cluster.launchers.mpiexec import environment_for, find_mpiexec
 from tests.conftest import CommandLine, Finished, finish
@@ -539,3 +541,21 @@ def test_a_job_keeps_the_scripts_words_apart_from_its_own() -> None:
     assert own == f"run --prefix --profile none --ranks 4 --run-dir {run_dir} --resume"
     assert of_script == "--ranks 7 --resume"
     assert run_dir is not None and run_dir.name.endswith("-train-script")
+
+
+@pytest.mark.parametrize("flag", ["-n4", "--trace", "--trace full", "--ranks 4", "--no-resume", "--time-limit=9s"])
+def test_a_job_finds_the_script_behind_a_flag(flag: str) -> None:
+    request, _ = plan_job(Wanted(command=["run", *flag.split(), "train.py", "--own"], nodes=4), now=0.0)
+    words = list(request.command)
+    assert words[-2:] == ["train.py", "--own"] and words.count("4") + words.count("-n4") == 1
+
+
+def test_a_job_knows_each_flag_of_run_without_a_value() -> None:
+    """Else it takes the script for the value, and the job's number of ranks for words of the script."""
+    parser: Any = typer.main.get_command(app_for(["run"]))
+    options = parser.get_command(None, "run").params
+    switches = [name for option in options if getattr(option, "is_flag", False) for name in option.opts]
+    assert len(switches) > 10
+    for switch in switches:
+        request, _ = plan_job(Wanted(command=["run", switch, "train.py"], nodes=2), now=0.0)
+        assert request.command[-1] == "train.py", switch

@@ -15,6 +15,9 @@ from hpcdl.cluster.batch.script import batch_launcher, render, submit
 from hpcdl.cluster.batch.systems import SYSTEMS, JobRequest, NodeWishes
 from hpcdl.cluster.launchers import load_launcher
 from hpcdl.config.commands import BatchConfig, SubmitConfig
+from hpcdl.config.forms import is_trace_spec
+from hpcdl.config.load import all_settings
+from hpcdl.config.schema import ScriptConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.core.storage.disk import make_output_folder
 from hpcdl.core.storage.files import read_toml
@@ -27,7 +30,10 @@ _STAGED = {*_WITH_RANKS, "infer"}
 _RESUMABLE = {"train", "run", "sweep", "infer"}
 _COMPUTES = {"bench", "certify", "doctor", "evaluate", "infer", "run", "shard", "sweep", "train", "tune-threads"}
 """Commands that get all CPUs of a node by default."""
-_SWITCHES = {"--resume", "--elastic", "--stage-env", "--prefix", "--trust", "-h", "--help", "--"}
+_SWITCHES = {
+    *(f"--{setting.key}" for setting in all_settings(ScriptConfig) if setting.kind == "bool"),
+    "--prefix", "--allow-undistributed", "--from-horovod", "--check", "-q", "--quiet", "--trust", "-h", "--help", "--",
+}  # fmt: skip
 """Flags of `run` that take no value."""
 
 
@@ -184,9 +190,16 @@ def divided(command: Sequence[str]) -> tuple[list[str], list[str]]:
         return own_words, []
     index = 1
     while index < len(own_words) and own_words[index].startswith("-"):
-        alone = "=" in own_words[index] or own_words[index] in _SWITCHES or own_words[index].startswith("--no-")
+        word, following = own_words[index], own_words[index + 1 : index + 2]
+        alone = "=" in word or word in _SWITCHES or word.startswith("--no-") or _with_value(word)
+        alone = alone or (word == "--trace" and not any(map(is_trace_spec, following)))
         index += 1 if alone else 2
     return own_words[:index], own_words[index:]
+
+
+def _with_value(word: str) -> bool:
+    """Return whether `word` is a short flag with its value, such as -n4."""
+    return re.match(r"-[a-z].", word) is not None
 
 
 def _with_ranks(words: list[str], wanted: Wanted, num_ranks: int) -> list[str]:
@@ -254,4 +267,6 @@ def _value(words: Sequence[str], flag: str) -> str | None:
             value = words[index + 1]
         elif word.startswith(f"{flag}="):
             value = word.partition("=")[2]
+        elif len(flag) == len("-n") and word.startswith(flag) and _with_value(word):
+            value = word.removeprefix(flag)
     return value

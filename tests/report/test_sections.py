@@ -192,6 +192,14 @@ def test_the_summary_ends_with_what_to_do_next(repeats: int, largest: str, repor
     assert found[-1].startswith(reported) and [line.startswith("Next: ") for line in found].count(True) == 1
 
 
+def test_the_accuracy_of_a_run_that_did_not_finish_is_called_so() -> None:
+    history = [HistoryPoint(epoch=2.0, step=44, seconds=1.0, loss=0.5, val_accuracy=0.9)]
+    record = make_record(1, 90.0, history=history, evaluated_on="val", status="stopped")
+    found = document([as_run(record, "part")])
+    text = "no finished run has one; part (stopped) had 90.0 % on the split val by epoch 2"
+    assert f"Accuracy: {text}." in found.summary
+
+
 def test_a_network_that_only_waits_has_learned_nothing() -> None:
     found = document([as_run(make_record(n, 90.0 * n, model="emulated:lenet:2s"), f"r{n}") for n in (1, 2)])
     assert found.summary[-2] == "Accuracy: not evaluated in these runs."

@@ -170,7 +170,7 @@ def _time(analysis: Analysis) -> str:
 def _accuracy(analysis: Analysis) -> str:
     best = _best(analysis)
     if best is None:
-        return "Accuracy: not evaluated in these runs."
+        return f"Accuracy: {_of_unfinished(analysis) or 'not evaluated in these runs'}."
     value, kind, runs, num_settings = best
     run = runs[0]
     epochs = f" after {run.history[-1].epoch:.3g} epoch{'s' * (run.history[-1].epoch != 1)}" if run.history else ""
@@ -181,11 +181,22 @@ def _accuracy(analysis: Analysis) -> str:
     return f"Accuracy: {percent(value)} {kind}{several} ({text}){highest}."
 
 
+def _of_unfinished(analysis: Analysis) -> str:
+    """Return the best last accuracy of runs that did not finish; empty if there is none, or one of a finished run."""
+    found = [(final, run) for run in analysis.runs if (final := final_accuracy(run)) is not None]
+    finished = {id(run) for runs in analysis.settings for run in runs}
+    if not found or any(id(run) in finished for _, run in found):
+        return ""
+    (value, kind), run = max(found, key=lambda item: item[0][0])
+    epoch = f"{run.history[-1].epoch:.3g}"
+    return f"no finished run has one; {run.name} ({run.status}) had {percent(value)} {kind} by epoch {epoch}"
+
+
 def accuracy_line(analysis: Analysis) -> str:
     """Return the accuracy alone, as printed at the end of the command."""
     best = _best(analysis)
     if best is None:
-        return "test accuracy: not evaluated"
+        return f"accuracy: {_of_unfinished(analysis) or 'not evaluated'}"
     value, kind, runs, _ = best
     run = runs[0]
     several = f", median of {len(runs)} runs" if len(runs) > 1 else ""

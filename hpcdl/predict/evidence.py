@@ -645,8 +645,8 @@ def guessed_evidence(model: str, batch: int, machine: str | None) -> Evidence:
         recorded=lengths if is_own(model) else (),
         cores_per_node=cores,
         remarks=(
-            f"nothing is measured: computing is guessed from {macs / 1e6:,.3g} million MACs and {source}, so every"
-            " number may be off by a factor of two; one run on one node mends most of it",
+            f"nothing is measured: computing is guessed from {float(f'{macs / 1e6:.3g}'):,g} million MACs and "
+            f"{source}, so every number may be off by a factor of two; one run on one node mends most of it",
         ),
     )
 

@@ -68,6 +68,11 @@ def test_cori_s_servers_from_facts_alone(ask_hpcdl: CommandLine, point: Referenc
         assert row["limited_by"] == "server"
 
 
+def test_a_guess_names_its_operations_in_plain_numbers(ask_hpcdl: CommandLine) -> None:
+    line = ["predict", "--model", "resnet50", "--machine", "cori-knl", "--network", "aries", "--nodes", "2", "--json"]
+    assert "3,860 million MACs" in ask_hpcdl(line).out
+
+
 WEAK: Mapping[str, tuple[float, ...]] = {
     "googlenet": (1533, 1590, 1608, 1641, 1630, 1662, 1674),
     "vgg19": (1318, 1440, 1482, 1524, 1634, 1679, 1642),

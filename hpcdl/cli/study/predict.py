@@ -297,7 +297,6 @@ def _print_next(answer: Answer) -> None:
     run = answer.next_run
     if run is None:
         return
-    does = "halves" if run.halves else "narrows"
     say(f"next: {run.command}")
     widths = f"from {format_half_width(run.width)} to {format_half_width(run.width_after)}"
-    say(f"      {does} the widest interval asked for, {widths}")
+    say(f"      narrows the widest interval asked for, {widths}")

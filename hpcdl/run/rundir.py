@@ -203,6 +203,10 @@ def written(run_dir: Path, checkpoint: InterruptionConfig, *, model: bool = Fals
         yield EarlierState(run_dir, made, there, moved)
 
 
+_MOST_NAMES = 100
+"""Default names that a run tries, each of which another call may take in the meantime."""
+
+
 @contextmanager
 def begun(
     run_dir: Path, another: Callable[[], Path] | None, checkpoint: InterruptionConfig, *, model: bool = False
@@ -212,12 +216,12 @@ def begun(
     A stop names the folder that the user has not named.
     """
     with ExitStack() as held:
-        while True:
+        for left in reversed(range(_MOST_NAMES)):
             try:
                 state = held.enter_context(written(run_dir, checkpoint, model=model))
                 break
             except UsageError:
-                if another is None or not run_dir.exists():
+                if another is None or not left or not run_dir.exists():
                     raise
                 run_dir = another()
         try:

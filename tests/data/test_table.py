@@ -397,3 +397,18 @@ def test_a_column_that_counts_the_rows_is_shown(tmp_path: Path, step: int, said:
     (tmp_path / "t.csv").write_text("\n".join(["sample,a,y", *rows]) + "\n")
     understood = " ".join(make(tmp_path / "t.csv", tmp_path / "out", target="y=y").understood)
     assert ("the column 'sample' counts the rows" in understood) == said
+
+
+PLACES = "UN/Turtle Bay South", "no credits/all paid", "d/l", "ann@uni.edu", "www.uni.edu"
+
+
+@pytest.mark.parametrize("value", PLACES)
+def test_words_with_a_slash_and_addresses_are_no_files(value: str, tmp_path: Path) -> None:
+    assert recognise(str(table(tmp_path, f"a,b,y\n1,{value},0\n2,{value},1\n"))) == "table"
+
+
+@pytest.mark.parametrize("name", ["cat/0001", "a@2x.png", "a@b.png", "no such/1.png"])
+def test_images_of_a_list_are_told_by_their_ending_or_are_there(name: str, tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat/0001").touch()
+    assert recognise(str(table(tmp_path, f"x,y\n{name},0\n{name},1\n"))) == "csv"

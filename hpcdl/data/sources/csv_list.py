@@ -49,7 +49,9 @@ _SPLITS = ("split", "set", "subset", "partition", "usage", "dataset", "phase")
 _BATCH = 4096
 # Numbers of 18 digits fit int64, those of 19 not all.
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
-_FILE = re.compile(r".*\.[A-Za-z][A-Za-z0-9]{1,5}|.*/.+", re.DOTALL)
+_ENDING = re.compile(r".*\.[A-Za-z][A-Za-z0-9]{1,5}", re.DOTALL)
+_ADDRESS = re.compile(r"[^@\s/]+@[^@\s/]+|[^\s/]+\.(?:com|org|net|edu|gov)", re.IGNORECASE)
+"""Addresses of e-mail and of sites, which end as files do."""
 _DATE = re.compile(r"[0-9 .:/-]+|#?n/a|#div/0!", re.IGNORECASE)
 """Values with a slash that are no files: dates, missing values."""
 _SEPARATOR = re.compile(rb'(?:\xef\xbb\xbf)?"?sep=([;,\t])"?\r?\n')
@@ -291,12 +293,12 @@ class CsvSource:
         lines = [fields for _, fields in itertools.islice(self._rows(), 2)]
         if not lines:
             raise SourceError(f"{self._table} lists no files; it needs lines of file,label")
-        head = _is_head(lines)
+        head = _is_head(lines, self._table.parent)
         names = [field.strip() for field in lines[0]] if head else []
         sample = lines[-1]
         if names and len(sample) > 1 and len(sample) != len(names):
             raise SourceError(f"{self._table} line 2: {len(sample)} fields; {len(names)} as in the head")
-        files = [number for number, field in enumerate(sample) if _is_file(field)] or [0]
+        files = [number for number, field in enumerate(sample) if _is_file(field, self._table.parent)] or [0]
         flag_value = self._spec.image_field
         file = self._named(flag_value, names) if flag_value else files[0]
         if len(files) > 1 and not flag_value and names:
@@ -421,39 +423,39 @@ def is_list_of_files(path: Path) -> bool:
     lines = [fields for fields in lines if fields]
     if not lines:
         return path.suffix.lower() == ".csv"
-    if {field.strip().lower() for field in lines[0][:2]} in (
+    if _names_file_and_label(lines[0]):
+        return True
+    if not _is_head(lines[:2], path.parent):
+        return len(lines[0]) <= 3 and _is_file(lines[0][0], path.parent)
+    return len(lines) > 1 and any(_is_file(field, path.parent) for field in lines[1])
+
+
+def _names_file_and_label(head: Sequence[str]) -> bool:
+    return {field.strip().lower() for field in head[:2]} in (
         {"file", "label"},
         {"filename", "label"},
         {"path", "label"},
-    ):
-        return True
-    if not _is_head(lines[:2]):
-        return len(lines[0]) <= 3 and _is_file(lines[0][0])
-    return len(lines) > 1 and any(map(_is_file, lines[1]))
-
-
-def _is_head(lines: Sequence[Sequence[str]]) -> bool:
-    """Return whether a first line is a header: no field is a file or a number, and further lines follow."""
-    if {field.strip().lower() for field in lines[0][:2]} in (
-        {"file", "label"},
-        {"filename", "label"},
-        {"path", "label"},
-    ):
-        return True
-    numbers = any(NUMBER.fullmatch(field.strip()) for field in lines[0])
-    return not numbers and not any(map(_is_file, lines[0])) and len(lines) > 1 and any(map(_is_file, lines[1]))
-
-
-def _is_file(field: str) -> bool:
-    text = field.strip()
-    return (
-        NUMBER.fullmatch(text) is None
-        and _DATE.fullmatch(text) is None
-        and " - " not in text
-        and _FILE.fullmatch(text) is not None
-        # No path is longer (PATH_MAX): a text with a slash may be.
-        and len(text) < 4096
     )
+
+
+def _is_head(lines: Sequence[Sequence[str]], folder: Path) -> bool:
+    """Return whether a first line is a header: no field is a file or a number, and further lines follow."""
+    if _names_file_and_label(lines[0]):
+        return True
+    if any(NUMBER.fullmatch(field.strip()) or _is_file(field, folder) for field in lines[0]):
+        return False
+    return len(lines) > 1 and any(_is_file(field, folder) for field in lines[1])
+
+
+def _is_file(field: str, folder: Path) -> bool:
+    """Return whether a value names a file, by its ending; a path without one must be in the table's folder."""
+    text = field.strip()
+    # No path is longer (PATH_MAX): a text with a slash may be.
+    if NUMBER.fullmatch(text) or _DATE.fullmatch(text) or " - " in text or len(text) >= 4096:
+        return False
+    if _ENDING.fullmatch(text):
+        return _ADDRESS.fullmatch(text) is None or is_called_image(text)
+    return "/" in text and (text.startswith("/") or os.path.exists(folder / text))  # noqa: PTH110  long texts too
 
 
 def delimiter(path: Path) -> str:

@@ -412,3 +412,21 @@ def test_images_of_a_list_are_told_by_their_ending_or_are_there(name: str, tmp_p
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat/0001").touch()
     assert recognise(str(table(tmp_path, f"x,y\n{name},0\n{name},1\n"))) == "csv"
+
+
+def test_columns_of_words_alone_have_no_row_of_sums(tmp_path: Path) -> None:
+    rows = "".join(f"{'yn'[row % 2]},{'pq'[row // 2 % 2]},{row / 7}\n" for row in range(40))
+    manifest = make(table(tmp_path, "a,b,y\n" + rows), tmp_path / "out", categories="a=one-hot,b=one-hot", target="y")
+    assert not any("the last row" in line for line in manifest.understood)
+    words = "".join(f"{'yn'[row % 2]},{'pq'[row // 2 % 2]},{'rs'[row % 2]}\n" for row in range(40))
+    other = make(table(tmp_path, "a,b,y\n" + words), tmp_path / "w", categories="a=one-hot,b=one-hot", target="y")
+    assert not any("the last row" in line for line in other.understood)
+
+
+def test_a_rare_word_of_a_one_hot_column_does_not_make_the_column_constant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpcdl.data.sources.base.columns._STACKED", 200)
+    rows = "p,1,0\nq,2,1\n" * 50 + "r,1,1\n"
+    manifest = make(table(tmp_path, "a,b,y\n" + rows), tmp_path / "out", categories="a=one-hot", target="y")
+    assert not any("in all rows seen" in line for line in manifest.understood), manifest.understood

@@ -5,6 +5,7 @@ Columns of words become numbers. Words absent from the training split are refuse
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -287,6 +288,8 @@ def _totals(facts: SourceFacts, packed: str, coded: Collection[int]) -> list[str
             return []
         kept = [number for number in range(width) if field.name != packed or number not in coded]
         columns += [values.reshape(-1, width)[:, kept].astype(np.float64)]
+    # Of words alone nothing is left to compare.
+    columns = [column for column in columns if column.size]
     if len({len(column) for column in columns}) != 1 or not (what := _last_row(np.concatenate(columns, 1))):
         return []
     return [f"the last row holds {what} of all others, in every column: no sample? If so, take it out"]
@@ -368,7 +371,10 @@ def _counters(facts: SourceFacts, packed: Sequence[str], field: str) -> list[str
             f"{field}: the column {some(names)} counts the rows: a feature? If it is their number, give --leave-out "
             f"{typed(names[0])}"
         )
-    alike = [(name, own[0]) for name, own in zip(packed, values.T, strict=True) if (own == own[0]).all()]
+    # A word of a one-hot column that is rare may be in no row seen.
+    widths = collections.Counter(packed)
+    single = [(name, own) for name, own in zip(packed, values.T, strict=True) if widths[name] == 1]
+    alike = [(name, own[0]) for name, own in single if (own == own[0]).all()]
     # Many are pixels at the edge of pictures.
     if 0 < len(alike) < _FEWEST_ROWS and len(alike) < width:
         remarks.append(

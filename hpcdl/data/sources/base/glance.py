@@ -69,9 +69,9 @@ _NOTES = {
     ".txt": "text: of each image's boxes or labels (as YOLO has them)?",
     ".xml": "XML: of each image's boxes (as Pascal VOC has them)?",
     ".json": "JSON: of images' labels or boxes (as COCO has them)?",
-    ".csv": "a table",
-    ".md": "text",
-    ".py": "a program",
+    ".csv": "a table.",
+    ".md": "text.",
+    ".py": "a program.",
 }
 _OWN = {"a numpy array": "numpy", "an HDF5 file": "hdf5", "a Parquet file": "parquet"}
 
@@ -145,7 +145,7 @@ def what_it_is(name: str, head: bytes) -> str:
         )
     note = _NOTES.get(path.suffix.lower())
     if note is not None:
-        return f"not an image but {note} Give --leave-out {pattern} if classes are the folders alone".replace("  ", " ")
+        return f"not an image but {note} Give --leave-out {pattern} if classes are the folders alone"
     if path.suffix.lower() in IMAGE_SUFFIXES:
         return f"not an image, or damaged {images}; take it away, or give --on-error skip"
     return (

@@ -61,3 +61,10 @@ def test_samples_that_cannot_be_compared_are_left_alone(tmp_path: Path) -> None:
     np.savez(tmp_path / "one.npz", x=np.ones((2, 12)), y=np.array([0.5, 1.5]))
     (tmp_path / "few").mkdir()
     assert SAID not in understood(tmp_path / "one.npz", tmp_path / "few", split="train=0.5,val=0.5")
+
+
+def test_samples_of_text_alone_have_no_neighbours(tmp_path: Path) -> None:
+    rows = "".join(f"note {row % 7},{row % 9 / 7}\n" for row in range(200))
+    (tmp_path / "t.csv").write_text("note,y\n" + rows)
+    manifest = make(tmp_path / "t.csv", tmp_path / "out", split="train=0.5,val=0.5")
+    assert [item.kind for item in manifest.fields] == ["text", "numbers"]

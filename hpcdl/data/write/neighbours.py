@@ -38,7 +38,8 @@ def remark_on_neighbours(
     if min(len(near), len(far)) < _LEAST_PAIRS:
         return []
     read = [[_values(source, index, facts, shape, pair) for pair in pairs] for pairs in (near, far)]
-    if len({len(own) for pairs in read for pair in pairs for own in pair}) != 1:  # of any length, or unreadable
+    lengths = {len(own) for pairs in read for pair in pairs for own in pair}
+    if len(lengths) != 1 or 0 in lengths:  # of any length, unreadable, or text alone
         return []
     samples: list[Array] = [np.array(pairs) for pairs in read]
     with np.errstate(over="ignore", invalid="ignore"):

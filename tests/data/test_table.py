@@ -117,7 +117,7 @@ WRONG: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
     "lines of old Macs": ("a,b,y\r1,2,0\r", {}, "line 1: its lines end with a carriage return .CR. alone"),
     "a title beside empty cells": ("Results of May,,\na,b,y\n1,2,0\n", {}, "is 'Results of May' a title"),
     "a comma at the end of lines": ("a,y,\n1,0,\n", {}, "line 1 ends with a comma, semicolon or tab"),
-    "pandas' row numbers": (",a,y\n0,1,0\n", {}, "column 1 has no name .pandas"),
+    "a column without a name": ("a,,y\n0,1,0\n", {}, "column 2 has no name; name it, and leave it out"),
     "a comma within a value": ("a,b,y\n1,x, or z,0\n", {}, "4 values for 3 columns; .*double quotes"),
     "no names": ("1,0.5,0\n2,0.7,1\n", {}, "line 1 holds numbers only; the first line names the columns"),
     "not UTF-8": (b"a,b,y\n1,2,caf\xe9\n", {}, "line 2: it is not UTF-8"),
@@ -430,3 +430,53 @@ def test_a_rare_word_of_a_one_hot_column_does_not_make_the_column_constant(
     rows = "p,1,0\nq,2,1\n" * 50 + "r,1,1\n"
     manifest = make(table(tmp_path, "a,b,y\n" + rows), tmp_path / "out", categories="a=one-hot", target="y")
     assert not any("in all rows seen" in line for line in manifest.understood), manifest.understood
+
+
+@pytest.mark.parametrize(
+    ("rows", "reported"),
+    [("1,dog\n2,cat\n3,dog", False), ("1,dog\n2,cat\n3,ca", True), ("1,0.25\n2,1.50\n3,7.75", False),
+     ("1,0.25\n2,1.50\n3,7.7", True), ("1,20\n2,30\n3,4", True)],
+)  # fmt: skip
+def test_a_last_value_that_is_whole_needs_no_end(rows: str, reported: bool, tmp_path: Path) -> None:
+    manifest = make(table(tmp_path, "a,y\n" + rows), tmp_path / "out", target="y")
+    assert any("its last line has no end" in line for line in manifest.understood) == reported
+
+
+HEADLESS = "5.1,3.5,setosa\n" + "4.9,3.5,setosa\n6.3,2.8,virginica\n" * 6
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "asked"),
+    [(HEADLESS, "setosa", True), ("A11, 6,good\n" + "A12, 6,bad\nA11, 7,good\n" * 6, "good", True),
+     ("country,2010,2011\n" + "Chad,2010,5\nMali,4,2011\n" * 6, "country", False),
+     ("spam,a,text\n" + "spam,1,buy\nham,2,hi\n" * 6, "spam", False)],
+)  # fmt: skip
+def test_a_first_line_of_which_each_word_is_a_value_is_asked_about(
+    text: str, column: str, asked: bool, tmp_path: Path
+) -> None:
+    source, more = table(tmp_path, text), {"leave_out": "text"} if "text" in text else {}
+    if asked:
+        with pytest.raises(SourceError, match=r"is the first line a sample\? .*--head none.*--head names"):
+            make(source, tmp_path / "no")
+        more = {"head": "names", "categories": "A11=codes"} if "A11" in text else {"head": "names"}
+    manifest = make(source, tmp_path / "out", target=column, **more)
+    assert manifest.splits["all"].num_samples == 12
+
+
+def test_a_first_column_without_a_name_is_called_as_by_pandas(tmp_path: Path) -> None:
+    source = table(tmp_path, ",a,y\n" + "".join(f"{row},{row % 5},{row / 7}\n" for row in range(12)))
+    with pytest.raises(SourceError, match=r"'Unnamed: 0' a feature, or a number of the rows\? Give --leave-out"):
+        make(source, tmp_path / "no")
+    manifest = make(source, tmp_path / "out", leave_out="Unnamed: 0")
+    assert manifest.fields[0].columns == ("a",)
+    assert "the first column has no name; here it is called 'Unnamed: 0'" in manifest.understood
+    words = table(tmp_path, ",y\n" + "".join(f"gene{row},{row / 7}\n" for row in range(12)))
+    with pytest.raises(SourceError, match=r"'Unnamed: 0' holds text. As numbers\?.*--leave-out 'Unnamed: 0'"):
+        make(words, tmp_path / "no")
+
+
+def test_a_single_column_of_dates_is_no_text_unasked(tmp_path: Path) -> None:
+    source = table(tmp_path, "Date,y\n" + "".join(f"1981-01-{row + 10},{row / 7}\n" for row in range(12)))
+    with pytest.raises(SourceError, match=r"begins with numbers, such as '1981-01-10'.* for text name the inputs"):
+        make(source, tmp_path / "no")
+    assert make(source, tmp_path / "out", input="Date=date").fields[0].kind == "text"

@@ -18,6 +18,7 @@ from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.chosen import TARGET_NAMES
 from hpcdl.data.sources.base.columns import ColumnSource, TableColumn
 from hpcdl.data.sources.base.flat import (
+    NUMBER,
     files_by_split,
     is_made_of,
     remarks_on_files,
@@ -33,8 +34,12 @@ from hpcdl.data.sources.csv_list import delimiter, is_list_of_files, text_lines
 
 _SUFFIXES = (".csv", ".tsv")
 _MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
+_FIRST = "Unnamed: 0"
+"""So pandas calls a first column without a name, in which it and R write the names or numbers of rows."""
 _VALUES = 1 << 18
 """The most values held in memory at once, 60 bytes each or more."""
+_TAIL = 1 << 16
+"""Bytes at the end of a table in which whole last values are sought."""
 _SPACE = re.compile(r"[^\S\n]")
 # int64 holds every number of 18 digits, and not all of 19.
 _NOT_WHOLE = re.compile(r"^(?![+-]?[0-9]{1,18}$)", re.MULTILINE)
@@ -69,6 +74,8 @@ class TableSource(ColumnSource):
         self._files: dict[str, list[Path]] = {}
         self._also_values: dict[str, None] = {}
         """Columns with a value that is their name."""
+        self._written: list[str] = []
+        """The first line as it is written."""
         self._points: list[str] = []
         """Remarks on columns whose points may mark thousands."""
 
@@ -106,18 +113,23 @@ class TableSource(ColumnSource):
             f"{shown(name)} names a column, and is a value in it: if the first line is a sample, give --head none"
             for name in itertools.islice(self._also_values, 1)
         ]
+        if _FIRST in self._names and not self._written[0].strip():
+            remarks.append(f"the first column has no name; here it is called {shown(_FIRST)}")
         return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks, *self._points])
 
     def _listed(self, index: IndexWriter) -> SourceFacts:
         columns: dict[str, _Column] = {}
         for split, rows in self._rows():
             columns = columns or {name: _Column(self._new_path) for name in self._names}
-            for (name, column), values in zip(columns.items(), zip(*rows, strict=True), strict=True):
+            for (name, column), raw, values in zip(
+                columns.items(), self._written, zip(*rows, strict=True), strict=True
+            ):
                 column.take(values, split)
-                if name in values and self._spec.head != "none":
+                if self._spec.head != "none" and (name in values or raw in values):
                     self._also_values[name] = None
         if not columns:
             raise SourceError(f"{self._location} holds no rows; the first line names the columns, samples follow")
+        self._ask_of_head(columns)
         self._ask_of_odd(columns)
         splits = set(self._splits.values()) if "split" in self._names else set()
         odd = min(splits - {"train", "val", "test", UNSPLIT}, default=None)
@@ -163,6 +175,19 @@ class TableSource(ColumnSource):
                 different.update(word for word in words.tolist() if word.lower() not in _MISSING)
         whole = {word for word in different if _WHOLE.fullmatch(word)}
         return spellings(whole, self._spec.target_kind, f"{self._location}: {name}") if whole == different else {}
+
+    def _ask_of_head(self, columns: Mapping[str, _Column]) -> None:
+        """Raise SourceError if the names of all columns could be values in them, and a word among them is one."""
+        if self._spec.head != "auto" or not self._spec.asks:
+            return
+        numbers = {name for name in columns if NUMBER.fullmatch(name)}
+        named = any(name not in numbers | self._also_values.keys() for name in columns if columns[name].kind != "text")
+        words = [name for name in self._also_values if name not in numbers and columns[name].kind == "text"]
+        if words and not named and len(numbers | self._also_values.keys()) > 1:
+            raise SourceError(
+                f"{self._location}: is the first line a sample? {shown(words[0])} names a column, and is a value in "
+                "it. Then give --head none, which calls the columns c1, c2, ...; else --head names"
+            )
 
     def _ask_of_odd(self, columns: Mapping[str, _Column]) -> None:
         """Raise SourceError for used columns whose values are numbers in another notation, or codes."""
@@ -242,7 +267,7 @@ class TableSource(ColumnSource):
         for number, fields in self._lines(path):
             if not names:
                 names, head = self._head(path, fields), fields
-                self._names = self._names or names
+                self._names, self._written = self._names or names, self._written or fields
                 self._check_names(path, names)
                 if self._spec.head != "none":
                     continue
@@ -275,6 +300,8 @@ class TableSource(ColumnSource):
         if self._spec.head == "none":
             return [f"c{number}" for number in range(1, len(fields) + 1)]
         names = [field.strip() for field in fields]
+        if not names[0] and all(names[1:]) and _FIRST not in names and len(names) > 1:
+            names[0] = _FIRST
         if _is_sample(names):
             raise SourceError(
                 f"{path} line 1 holds numbers only; the first line names the columns: add such a line, or "
@@ -411,11 +438,21 @@ class _Column:
 
 
 def _ends_within_line(path: Path) -> bool:
+    """Return whether a table's last line has no end, and a last value that may be a part of one.
+
+    A whole one is among those above it, or has their number of decimals.
+    """
     with open_regular(path) as file:
         size = file.seek(0, os.SEEK_END)
-        # The last byte alone: a table may have gigabytes.
-        file.seek(max(0, size - 1))
-        return file.read(1) not in (b"\n", b"")
+        # The end alone: a table may have gigabytes.
+        start = file.seek(max(0, size - _TAIL))
+        tail = file.read(size - start)
+    if not tail or tail.endswith(b"\n"):
+        return False
+    # The first line is the head, or began before what was read.
+    *others, last = [line.rpartition(delimiter(path).encode())[2].strip() for line in tail.splitlines()[1:]] or [b""]
+    decimals = {len(value.partition(b".")[2]) for value in others}
+    return last not in others and (decimals == {0} or decimals != {len(last.partition(b".")[2])})
 
 
 def _without_name(names: Sequence[str]) -> str:
@@ -427,10 +464,7 @@ def _without_name(names: Sequence[str]) -> str:
             " ends with a comma, semicolon or tab: take it away in each line, or name the last column, and leave it "
             "out by --leave-out if it is no feature"
         )
-    return (
-        f": column {names.index('') + 1} has no name (pandas writes the numbers of rows so, unless index=False is "
-        "given); name it, and leave it out by --leave-out if it is no feature"
-    )
+    return f": column {names.index('') + 1} has no name; name it, and leave it out by --leave-out if it is no feature"
 
 
 def _title(text: str) -> str:

@@ -46,9 +46,10 @@ class SourceConfig:
         kind="names",
     )
     head: str = setting(
-        "names",
-        "First line of a table: names of the columns, or none: they are called c1, c2, ...",
-        choices=("names", "none"),
+        "auto",
+        "First line of a table: names of the columns (auto asks if it seems a sample), or none: they are called c1, "
+        "c2, ...",
+        choices=("auto", "names", "none"),
     )
     sample_is: str | None = setting(
         None,

@@ -577,7 +577,9 @@ class ColumnSource(FieldSource):
             raise SourceError(
                 f"{self._location}: no column is left for an input beside {', '.join(map(shown, targets))}"
             )
-        if len(inputs) == 1 and columns[inputs[0]].kind != "number":
+        if len(inputs) == 1 and columns[inputs[0]].kind != "number" and not (self._spec.asks and is_id(inputs[0])):
+            if self._spec.asks and columns[inputs[0]].kind == "text":
+                self._ask_of_measured(inputs[0], next(_chunks(columns[inputs[0]].place())).tolist()[:_LOOKED_AT])
             self.inputs = (f"{inputs[0]}={field_name(inputs[0])}",)
             return [], ""
         division = next((name for name in inputs if names_division(name) and name not in self._coded_columns()), None)

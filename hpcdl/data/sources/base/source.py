@@ -75,7 +75,7 @@ class SourceSpec:
     image_field: str | None = None
     label_field: str | None = None
     axes: str = "auto"
-    head: str = "names"
+    head: str = "auto"
     inputs: Sequence[str] = ()
     targets: Sequence[str] = ()
     target_kind: str = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -480,3 +480,17 @@ def test_a_single_column_of_dates_is_no_text_unasked(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"begins with numbers, such as '1981-01-10'.* for text name the inputs"):
         make(source, tmp_path / "no")
     assert make(source, tmp_path / "out", input="Date=date").fields[0].kind == "text"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "asked"),
+    [([60, 63, 64, 66, 67, 68, 69, 70, 72, 74], True), ([-9, -7, -6, -4, -2, 0, 1, 3, 5, 8], True),
+     (range(10, 20), False), ([1, 2, 3, 5, 6, 7, 9, 10, 11, 13], False), ([3, 4, 5, 7], False)],
+)  # fmt: skip
+def test_many_numbers_with_gaps_may_be_quantities(numbers: Sequence[int], asked: bool, tmp_path: Path) -> None:
+    source = table(tmp_path, "a,y\n" + "".join(f"{row / 7},{numbers[row % len(numbers)]}\n" for row in range(80)))
+    if asked:
+        with pytest.raises(SourceError, match=r"10 different whole numbers from -?\d+ to \d+: classes or quantities"):
+            make(source, tmp_path / "no")
+    manifest = make(source, tmp_path / "out", **({"target_kind": "class"} if asked else {}))
+    assert manifest.fields[1].kind == "class"

@@ -494,3 +494,9 @@ def test_many_numbers_with_gaps_may_be_quantities(numbers: Sequence[int], asked:
             make(source, tmp_path / "no")
     manifest = make(source, tmp_path / "out", **({"target_kind": "class"} if asked else {}))
     assert manifest.fields[1].kind == "class"
+
+
+def test_values_between_spaces_are_named_without_a_head_too(tmp_path: Path) -> None:
+    for text in (" 0.00632  18.00   2.310\n 0.02731   0.00   7.070\n", "AAT 0.49 0.29\nACE 0.07 0.40\n"):
+        with pytest.raises(SourceError, match=r"in one column: values are read between commas.*sep=r"):
+            make(table(tmp_path, text), tmp_path / "no", head="none", target="c1")

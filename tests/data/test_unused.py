@@ -275,3 +275,11 @@ def test_lists_that_zeros_fill_are_said(
     made = run_hpcdl(["shard", tmp_path / "a.parquet", tmp_path / "out", *flags])
     said = f"x: samples are {line}, and zeros fill them; 6 samples hold nothing"
     assert made.code == 0 and (said if line else "input x") in made.err and ("zeros" in made.err) == bool(line)
+
+
+def test_annotations_in_xml_are_no_masks(tmp_path: Path) -> None:
+    for name, content in (("JPEGImages/1.png", png(PIXELS[0])), ("Annotations/1.xml", b"<annotation/>")):
+        (tmp_path / "s" / name).parent.mkdir(parents=True)
+        (tmp_path / "s" / name).write_bytes(content)
+    with pytest.raises(SourceError, match=r"1.xml is not an image but XML: of each image's boxes .as Pascal VOC"):
+        make(tmp_path / "s", tmp_path / "out")

@@ -475,9 +475,11 @@ def _check_fields(where: str, names: Sequence[str], fields: Sequence[str]) -> No
     """Raise SourceError for a line that has not one value for each column, or that seems to hold several in one."""
     if len(names) == len(fields) == 1:
         parts = [len(re.split(r"[\s|:]+", text.strip("# "))) for text in (names[0], fields[0])]
-        if parts[0] > 1 and parts[0] == parts[1] and not fields[0].startswith("#"):
+        alike = parts[0] == parts[1] or names == ["c1"]
+        if parts[1] > 1 and alike and not fields[0].startswith("#"):
+            both = shown(fields[0]) if names == ["c1"] else f"{shown(names[0])} and {shown(fields[0])}"
             raise SourceError(
-                f"{where.rpartition(' line ')[0]} holds {shown(names[0])} and {shown(fields[0])} in one column: values "
+                f"{where.rpartition(' line ')[0]} holds {both} in one column: values "
                 'are read between commas, semicolons or tabs; save it so, with pandas.read_csv(FILE, sep=r"\\s+") or '
                 "another sep="
             )

@@ -232,12 +232,18 @@ def _ask_of_masks(root: Path, names: Sequence[str], spec: SourceSpec) -> None:
         return
     _ask_of_pairs(root, names, spec)
     pair = pictures_and_masks(names)
-    if pair is not None:
+    if pair is not None and not _holds_boxes(root / pair[1], spec):
         raise SourceError(
             f"{root}: {shown(pair[0])} and {shown(pair[1])}: images and their masks, or two classes? Give --input "
             f"{typed(pair[0] + '=image')} --target {typed(pair[1] + '=mask')}, or --target-kind class (folders are "
             f"classes), or --leave-out {typed(pair[1])}"
         )
+
+
+def _holds_boxes(folder: Path, spec: SourceSpec) -> bool:
+    """Return whether a folder holds texts alone, such as boxes in XML, of which files that are no images are told."""
+    names = _files_in(folder, spec)
+    return bool(names) and all(name.lower().endswith((".xml", ".json", ".txt", ".csv")) for name in names)
 
 
 def ask_of_parts(where: str, names: Sequence[str], spec: SourceSpec) -> None:

@@ -481,3 +481,58 @@ def test_an_archive_that_ends_too_early_is_refused(how: str, tmp_path: Path) -> 
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(SourceError, match=message):
         make(path, tmp_path / "again")
+
+
+@pytest.mark.parametrize("layout", ["a folder per class", "series of two splits", "a label file"])
+def test_texts_of_numbers_are_asked_about(layout: str, tmp_path: Path) -> None:
+    numbers = "0.25, -1.5e-03,7\n 0.75,  2,8\n"
+    names = {
+        "a folder per class": {f"{kind}/{number}.txt": numbers for kind in ("bed", "sofa") for number in range(4)},
+        "series of two splits": {
+            f"{split}/{name}_{split}.txt": numbers for split in ("train", "test") for name in "Xy"
+        },
+        "a label file": {"x.txt": numbers, "x.labels.txt": "a\nb\n"},
+    }[layout]
+    for name, text in names.items():
+        (tmp_path / "s" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "s" / name).write_text(text)
+    source = tmp_path / "s" / "x.txt" if layout == "a label file" else tmp_path / "s"
+    with pytest.raises(SourceError, match=r"its texts are numbers, such as .*: series or arrays\? .*--target-kind"):
+        make(source, tmp_path / "no")
+    assert make(source, tmp_path / "out", target_kind="class").fields[0].kind == "text"
+
+
+def test_few_texts_of_numbers_among_others_are_texts(tmp_path: Path) -> None:
+    (tmp_path / "ham.txt").write_text("0123 456789\n" + "Hello\n" * 5)
+    (tmp_path / "spam.txt").write_text("Win 100\n" * 5)
+    assert make(tmp_path, tmp_path.parent / "out", target="").class_names == ("ham", "spam")
+
+
+def test_a_list_of_images_and_masks_is_asked_about(tmp_path: Path) -> None:
+    for number in range(6):
+        Image.new("RGB", (8, 8), (number * 9, 0, 0)).save(tmp_path / f"{number}.jpg")
+    listed = tmp_path / "pairs.csv"
+    listed.write_text("".join(f"{number}.jpg,{number}.png\n" for number in range(6)))
+    with pytest.raises(SourceError, match=r"the second column names images, such as '0.png': masks\?"):
+        make(listed, tmp_path / "no")
+
+
+def test_files_relative_to_the_folder_above_the_list_are_found(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "set" / "0.png")
+    (tmp_path / "set" / "t.csv").write_text("set/0.png,a\n")
+    with pytest.raises(SourceError, match=r"relative to the folder above, .*: move the table there"):
+        make(tmp_path / "set" / "t.csv", tmp_path / "no")
+
+
+@pytest.mark.parametrize("name", ["id", "image", "id_code", "lesion"])
+def test_names_of_images_without_their_ending_are_asked_about(name: str, tmp_path: Path) -> None:
+    stems = [f"{number}" if name == "id" else f"scan_{number}" for number in range(12)]
+    (tmp_path / "train").mkdir()
+    for stem in stems:
+        Image.new("RGB", (8, 8)).save(tmp_path / "train" / f"{stem}.JPG", "jpeg")
+    rows = "".join(f"{stem},{number / 7},{'ab'[number % 2]}\n" for number, stem in enumerate(stems))
+    (tmp_path / "t.csv").write_text(f"{name},size,kind\n{rows}")
+    with pytest.raises(SourceError, match=rf"the column '{name}' seems to name images, and 'train/{stems[0]}.JPG' is"):
+        make(tmp_path / "t.csv", tmp_path / "no", target="kind")
+    assert make(tmp_path / "t.csv", tmp_path / "out", target="kind", leave_out=name).fields[0].columns == ("size",)

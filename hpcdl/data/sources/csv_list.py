@@ -190,6 +190,10 @@ class CsvSource:
         slashed = name.replace("\\", "/")
         if slashed != name and "\0" not in name and (self._table.parent / slashed).exists():
             return f"; {shown(slashed)} is there: write / in place of \\ in the list"
+        if not name.startswith("/") and "\0" not in name and (self._table.parent.parent / name).exists():
+            return (
+                f"; it is relative to the folder above, {shown(str(self._table.parent.parent))}: move the table there"
+            )
         below = (folder for folder in self._table.parent.iterdir() if folder.is_dir() and "\0" not in name)
         holder = next((folder for folder in below if (folder / name).exists()), None)
         return (
@@ -211,6 +215,12 @@ class CsvSource:
         if flag_value:
             return flag_value == "regression"
         what = shown(columns.names[columns.label]) if columns.names else "the second column"
+        if all(map(is_called_image, different)):
+            raise SourceError(
+                f"{self._table}: {what} names images, such as {shown(min(different))}: masks? Put images and masks "
+                "into two folders, under the same names, and give --input images=image --target masks=mask. For "
+                "classes called so give --target-kind class"
+            )
         if question := question_of_words(sorted(different)) or question_of_quantities(sorted(different)):
             raise SourceError(f"{self._table}: {what} holds {question}")
         if odd is None and not all(_WHOLE.fullmatch(label) for label in different):

@@ -20,13 +20,14 @@ from hpcdl.data.sources.base.columns import ColumnSource, TableColumn
 from hpcdl.data.sources.base.flat import (
     NUMBER,
     files_by_split,
+    is_id,
     is_made_of,
     remarks_on_files,
     spellings,
     words_among_numbers,
 )
 from hpcdl.data.sources.base.gathered import GatheredArray
-from hpcdl.data.sources.base.glance import files_of
+from hpcdl.data.sources.base.glance import IMAGE_SUFFIXES, files_of, folders_of
 from hpcdl.data.sources.base.placed import PlacedArray
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import SPLIT_WORDS, leaves_out_split, left_out, typed
@@ -40,6 +41,10 @@ _VALUES = 1 << 18
 """The most values held in memory at once, 60 bytes each or more."""
 _TAIL = 1 << 16
 """Bytes at the end of a table in which whole last values are sought."""
+_STEM, _PICTURES = re.compile(r"[\w.() -]{1,200}"), re.compile(r"(?:image|img|picture|photo|file)s?(?:_?name)?", re.I)
+_ENDINGS = [*IMAGE_SUFFIXES, *(ending.upper() for ending in IMAGE_SUFFIXES)]
+_MOST_FOLDERS = 32
+"""Most folders in which the images of a table are sought, and columns of which."""
 _SPACE = re.compile(r"[^\S\n]")
 # int64 holds every number of 18 digits, and not all of 19.
 _NOT_WHOLE = re.compile(r"^(?![+-]?[0-9]{1,18}$)", re.MULTILINE)
@@ -76,6 +81,8 @@ class TableSource(ColumnSource):
         """Columns with a value that is their name."""
         self._written: list[str] = []
         """The first line as it is written."""
+        self._first: list[str] = []
+        """The first row."""
         self._points: list[str] = []
         """Remarks on columns whose points may mark thousands."""
 
@@ -121,6 +128,7 @@ class TableSource(ColumnSource):
         columns: dict[str, _Column] = {}
         for split, rows in self._rows():
             columns = columns or {name: _Column(self._new_path) for name in self._names}
+            self._first = self._first or rows[0]
             for (name, column), raw, values in zip(
                 columns.items(), self._written, zip(*rows, strict=True), strict=True
             ):
@@ -130,6 +138,7 @@ class TableSource(ColumnSource):
         if not columns:
             raise SourceError(f"{self._location} holds no rows; the first line names the columns, samples follow")
         self._ask_of_head(columns)
+        self._ask_of_images(columns)
         self._ask_of_odd(columns)
         splits = set(self._splits.values()) if "split" in self._names else set()
         odd = min(splits - {"train", "val", "test", UNSPLIT}, default=None)
@@ -188,6 +197,25 @@ class TableSource(ColumnSource):
                 f"{self._location}: is the first line a sample? {shown(words[0])} names a column, and is a value in "
                 "it. Then give --head none, which calls the columns c1, c2, ...; else --head names"
             )
+
+    def _ask_of_images(self, columns: Mapping[str, _Column]) -> None:
+        """Raise SourceError if a column seems to name image files near the table, without their ending."""
+        targets = {flag_value.rpartition("=")[0] or flag_value for flag_value in self._spec.targets}
+        if self._location.is_dir() or self._spec.inputs or not self._spec.asks:
+            return
+        folder = self._location.parent
+        near = [folder, *itertools.islice(folders_of(folder), _MOST_FOLDERS)]
+        for (name, column), value in itertools.islice(zip(columns.items(), self._first, strict=False), _MOST_FOLDERS):
+            words = column.kind == "text" or is_id(name) or _PICTURES.fullmatch(name)
+            if not words or name in targets or left_out(name, self._spec.leave_out) or not _STEM.fullmatch(value):
+                continue
+            paths = (place / f"{value}{ending}" for place in near for ending in _ENDINGS)
+            if found := next((path for path in paths if path.is_file()), None):
+                raise SourceError(
+                    f"{self._location}: the column {shown(name)} seems to name images, and "
+                    f"{shown(str(found.relative_to(folder)))} is there: write such names, with folder and ending. For "
+                    f"the columns alone give --leave-out {typed(name)}"
+                )
 
     def _ask_of_odd(self, columns: Mapping[str, _Column]) -> None:
         """Raise SourceError for used columns whose values are numbers in another notation, or codes."""

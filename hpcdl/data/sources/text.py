@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcdl.core.errors import SourceError
+from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular
 from hpcdl.core.units import counted
 from hpcdl.data.format.dataset import UNSPLIT
@@ -28,6 +28,9 @@ _BESIDE = re.compile(r"(?:readme|license|licence|copying|citation|notice)(?![a-z
 # IMDB's reviews have such a folder (train/unsup) beside those of the classes.
 _UNLABELLED = re.compile(r"unsup|unsupervised|unlabel+ed", re.IGNORECASE)
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+_NUMBERS = re.compile(rb"[0-9.eE+\-\s,;]*[0-9][0-9.eE+\-\s,;]*")
+_DRAWN, _BEGINNING = 1000, 4096
+"""Texts of a split that are looked at, and bytes of each."""
 _Samples = tuple[list[bytes], list[bytes]]
 """Texts and labels."""
 
@@ -60,6 +63,7 @@ class TextSource(FieldSource):
                 entry = samples.setdefault(name, ([], []))
                 entry[0].extend(texts)
                 entry[1].extend(labels)
+        self._ask_of_numbers([text for texts, _ in samples.values() for text in texts[:: len(texts) // _DRAWN + 1]])
         # latin-1 decodes any bytes; labels that are not UTF-8 are refused later, with their place.
         different = {label.decode("latin-1") for _, labels in samples.values() for label in labels}
         whole = all(map(_WHOLE.fullmatch, different))
@@ -78,6 +82,16 @@ class TextSource(FieldSource):
                   for entry in [*files_of(root), *folders_of(root)] if _BESIDE.fullmatch(entry.name)]  # fmt: skip
         notes += [f"left out, as what authors put beside data: {some(beside)}"] if beside else []
         return dataclasses.replace(facts, remarks=[*facts.remarks, *notes])
+
+    def _ask_of_numbers(self, texts: Sequence[bytes]) -> None:
+        """Raise SourceError if most texts consist of numbers, as series and arrays saved as text do."""
+        made = [text for text in texts if _NUMBERS.fullmatch(text[:_BEGINNING])]
+        if 2 * len(made) <= len(texts) or self._spec.target_kind == "class" or not self._spec.asks:
+            return
+        raise SourceError(
+            f"{self._location}: its texts are numbers, such as {shown(made[0][:40].decode())}: series or arrays? Save "
+            "them as arrays (numpy.loadtxt, and numpy.savez for all), or give --target-kind class for texts of digits"
+        )
 
     def _roots(self) -> dict[str, Path]:
         """Return the folder of each split; SourceError if only some folders are named after a split."""

@@ -238,7 +238,7 @@ PUBLISHED: dict[str, dict[str, Case]] = {
             both(pictures("images"), file("labels/0.txt", b"0 0.5 0.5 1 1"), file("labels/1.txt", b"1 0.5 0.5 1 1")),
             {},
             ASKED,
-            "'images' and 'labels'",
+            "is not an image but text: of each image's boxes",
         ),
         "sounds in class folders (.wav)": (
             both(*(file(f"{name}/1.wav", b"RIFF\0\0\0\0WAVEfmt " + bytes(16)) for name in AB)),

@@ -222,7 +222,7 @@ ASKED: dict[str, tuple[Save, dict[str, Any], str]] = {
         "'image', 'mask' name files: which are the images",
     ),
     "row numbers among features": (
-        table("id,a,label\n1,0.5,0\n2,0.75,1\n", "t.csv"),
+        table("id,a,label\n101,0.5,0\n102,0.75,1\n", "t.csv"),
         {},
         "is the column 'id' a feature.*--leave-out id",
     ),
@@ -233,7 +233,7 @@ ASKED: dict[str, tuple[Save, dict[str, Any], str]] = {
         "the classes 'ice cream' and 'ice_cream' differ in spaces, _ or - alone: one class or two",
     ),
     "row numbers of two tables that were merged": (
-        table("a,id_y,label\n0.5,7,0\n0.75,3,1\n", "t.csv"),
+        table("a,id_y,label\n0.5,107,0\n0.75,103,1\n", "t.csv"),
         {},
         "is the column 'id_y' a feature.*--leave-out id_y",
     ),

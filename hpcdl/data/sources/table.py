@@ -206,8 +206,10 @@ class TableSource(ColumnSource):
         folder = self._location.parent
         near = [folder, *itertools.islice(folders_of(folder), _MOST_FOLDERS)]
         for (name, column), value in itertools.islice(zip(columns.items(), self._first, strict=False), _MOST_FOLDERS):
-            words = column.kind == "text" or is_id(name) or _PICTURES.fullmatch(name)
-            if not words or name in targets or left_out(name, self._spec.leave_out) or not _STEM.fullmatch(value):
+            words = column.kind == "text" and not NUMBER.fullmatch(value)
+            called = words or is_id(name) or _PICTURES.fullmatch(name)
+            target = name in targets or (not targets and name.lower() in TARGET_NAMES)
+            if not called or target or left_out(name, self._spec.leave_out) or not _STEM.fullmatch(value):
                 continue
             paths = (place / f"{value}{ending}" for place in near for ending in _ENDINGS)
             if found := next((path for path in paths if path.is_file()), None):

@@ -49,7 +49,7 @@ _SPLITS = ("split", "set", "subset", "partition", "usage", "dataset", "phase")
 _BATCH = 4096
 # Numbers of 18 digits fit int64, those of 19 not all.
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
-_ENDING = re.compile(r".*\.[A-Za-z][A-Za-z0-9]{1,5}", re.DOTALL)
+_NAMED_BY_SUFFIX = re.compile(r".*\.[A-Za-z][A-Za-z0-9]{1,5}", re.DOTALL)
 _ADDRESS = re.compile(r"[^@\s/]+@[^@\s/]+|[^\s/]+\.(?:com|org|net|edu|gov)", re.IGNORECASE)
 """Addresses of e-mail and of sites, which end as files do."""
 _DATE = re.compile(r"[0-9 .:/-]+|#?n/a|#div/0!", re.IGNORECASE)
@@ -463,7 +463,7 @@ def _is_file(field: str, folder: Path) -> bool:
     # No path is longer (PATH_MAX): a text with a slash may be.
     if NUMBER.fullmatch(text) or _DATE.fullmatch(text) or " - " in text or len(text) >= 4096:
         return False
-    if _ENDING.fullmatch(text):
+    if _NAMED_BY_SUFFIX.fullmatch(text):
         return _ADDRESS.fullmatch(text) is None or is_called_image(text)
     return "/" in text and (text.startswith("/") or os.path.exists(folder / text))  # noqa: PTH110  long texts too
 

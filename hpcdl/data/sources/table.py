@@ -42,7 +42,7 @@ _VALUES = 1 << 18
 _TAIL = 1 << 16
 """Bytes at the end of a table in which whole last values are sought."""
 _STEM, _PICTURES = re.compile(r"[\w.() -]{1,200}"), re.compile(r"(?:image|img|picture|photo|file)s?(?:_?name)?", re.I)
-_ENDINGS = [*IMAGE_SUFFIXES, *(ending.upper() for ending in IMAGE_SUFFIXES)]
+_SUFFIXES_OF_IMAGES = [*IMAGE_SUFFIXES, *(suffix.upper() for suffix in IMAGE_SUFFIXES)]
 _MOST_FOLDERS = 32
 """Most folders in which the images of a table are sought, and columns of which."""
 _SPACE = re.compile(r"[^\S\n]")
@@ -211,7 +211,7 @@ class TableSource(ColumnSource):
             target = name in targets or (not targets and name.lower() in TARGET_NAMES)
             if not called or target or left_out(name, self._spec.leave_out) or not _STEM.fullmatch(value):
                 continue
-            paths = (place / f"{value}{ending}" for place in near for ending in _ENDINGS)
+            paths = (place / f"{value}{suffix}" for place in near for suffix in _SUFFIXES_OF_IMAGES)
             if found := next((path for path in paths if path.is_file()), None):
                 raise SourceError(
                     f"{self._location}: the column {shown(name)} seems to name images, and "

@@ -54,7 +54,7 @@ _MEASURED = re.compile(
 """Last words in names of quantities, which whole numbers may be too."""
 _WIDE, _FEWEST_FILLED = 100, 10
 """The user is asked about class numbers in a range of _WIDE and more that is not filled to a tenth, and about as many
-as _FEWEST_FILLED with gaps that do not begin with 0 or 1."""
+as _FEWEST_FILLED with gaps."""
 _STORED = {"uint8": "uint8", "float16": "float16", "float32": "float32", "float64": "float32"}
 """The type in which pixels of a type are stored."""
 MOST_CLASSES = 1_000_000
@@ -439,14 +439,16 @@ def plausible(num_classes: int, num_samples: int) -> bool:
 def sparse(values: Iterable[int]) -> bool:
     """Return whether whole numbers are hardly those of classes: quantities, codes or marks.
 
-    Such are few in a wide range (0, 1000, 4000), and many that do not begin with 0 or 1, and have gaps (28, 30, 31...).
+    Such are few in a wide range (0, 1000, 4000), and many with gaps that do not begin with 0 or 1 (28, 30, 31...), or
+    that lack over a third of the numbers between.
     """
     different = set(values)
     if not different:
         return False
     low, span = min(different), max(different) - min(different)
-    gaps = len(different) >= _FEWEST_FILLED and low not in (0, 1) and span >= len(different)
-    return gaps or span >= max(_WIDE, _FEWEST_FILLED * len(different))
+    missing = span + 1 - len(different)
+    gaps = missing > 0 if low not in (0, 1) else 3 * missing > span + 1
+    return (gaps and len(different) >= _FEWEST_FILLED) or span >= max(_WIDE, _FEWEST_FILLED * len(different))
 
 
 def axes_remark(shape: Sequence[int], first: bool, axes: str) -> list[str]:

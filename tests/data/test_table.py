@@ -501,3 +501,23 @@ def test_values_between_spaces_are_named_without_a_head_too(tmp_path: Path) -> N
     for text in (" 0.00632  18.00   2.310\n 0.02731   0.00   7.070\n", "AAT 0.49 0.29\nACE 0.07 0.40\n"):
         with pytest.raises(SourceError, match=r"in one column: values are read between commas.*sep=r"):
             make(table(tmp_path, text), tmp_path / "no", head="none", target="c1")
+
+
+@pytest.mark.parametrize("name", ["rownames", "Serial No.", "S.No", "row", "Row Num", "obs_no"])
+def test_numbers_of_rows_are_asked_about(name: str, tmp_path: Path) -> None:
+    source = table(tmp_path, f"{name},a,y\n" + "".join(f"{row + 1},{row % 5},{row / 7}\n" for row in range(12)))
+    with pytest.raises(SourceError, match=r"a feature, or a number of the rows\? Give --leave-out"):
+        make(source, tmp_path / "no")
+    assert make(source, tmp_path / "out", leave_out=name).fields[0].columns == ("a",)
+
+
+@pytest.mark.parametrize("name", ["rowing", "answer_no", "snow", "records"])
+def test_other_names_like_those_of_rows_are_features(name: str, tmp_path: Path) -> None:
+    source = table(tmp_path, f"{name},a,y\n" + "".join(f"{row * row},{row % 5},{row / 7}\n" for row in range(12)))
+    assert make(source, tmp_path / "out").fields[0].columns == (name, "a")
+
+
+@pytest.mark.parametrize("name", ["Sepal.Width", "S.No", "pred.prob"])
+def test_a_first_name_with_a_point_is_no_file(name: str, tmp_path: Path) -> None:
+    assert recognise(str(table(tmp_path, f"{name},y\n0.5,0\n0.75,1\n"))) == "table"
+    assert recognise(str(table(tmp_path, "a.png,cat\nb.png,dog\n"))) == "csv"

@@ -436,7 +436,8 @@ def is_list_of_files(path: Path) -> bool:
     if _names_file_and_label(lines[0]):
         return True
     if not _is_head(lines[:2], path.parent):
-        return len(lines[0]) <= 3 and _is_file(lines[0][0], path.parent)
+        # Names of columns may look so too (Sepal.Width, S.No), and no further line does.
+        return len(lines[0]) <= 3 and all(_is_file(fields[0], path.parent) for fields in lines[:2])
     return len(lines) > 1 and any(_is_file(field, path.parent) for field in lines[1])
 
 

@@ -464,16 +464,20 @@ def axes_remark(shape: Sequence[int], first: bool, axes: str) -> list[str]:
 
 _OF_IDS = ("id", "ids", "uid", "uuid", "idx", "index", "number", "nr", "key", "serial", "timestamp")
 """Last words in names of ids."""
+_OF_ROWS = re.compile(r"row_?names?|(?:s|sr|sl|serial|row|record|obs|sample)_?(?:no|num)|row|rows|record")
+"""Names of the numbers of rows; R calls them rownames."""
 
 
 def is_id(name: str) -> bool:
     """Return whether a column or array is named like an id of samples, patients or events, and not like a class."""
     if names_class(name):
         return False
-    parts = re.split(r"[\W_]+", _in_words(name))
+    parts = [part for part in re.split(r"[\W_]+", _in_words(name)) if part]
+    if _OF_ROWS.fullmatch("_".join(parts)):
+        return True
     if re.fullmatch(r"unnamed: ?[0-9]+(?:\.[0-9]+)?", name.lower()):  # so pandas calls the index of a table read again
         return True
-    parts = parts[:-1] if parts[-1] in ("x", "y") else parts  # which pandas.merge adds
+    parts = parts[:-1] if parts[-1:] in (["x"], ["y"]) else parts  # which pandas.merge adds
     return bool(parts) and parts[-1] in _OF_IDS
 
 

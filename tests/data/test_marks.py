@@ -106,3 +106,10 @@ def test_one_hot_targets_become_classes_where_asked(dtype: str, tmp_path: Path) 
     assert not any("one-hot" in line for line in reported)
     several = sharded(tmp_path / "several", X, np.ones((COUNT, 4), dtype)).understood
     assert not any("one-hot" in line for line in several)
+
+
+def test_marks_of_several_columns_are_shown(tmp_path: Path) -> None:
+    x = X.astype("f4")
+    x[[3, 7], 1] = x[[2, 4], 4] = -9999
+    (line,) = [line for line in sharded(tmp_path / "some", x).understood if "missing" in line]
+    assert "at index 1, all others" in line and "(and such at index 4): a mark of missing values?" in line

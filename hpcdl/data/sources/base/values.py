@@ -199,14 +199,18 @@ def mark_of_missing(name: str, dtype: np.dtype[Any], rows: Callable[[], Iterable
         below = (least > 0) & (gap > _LOW_GAP * (most - least)) & (count >= _FEWEST_MARKED)
         odd = np.flatnonzero((least <= most) & np.where(is_low[places], below, gap > most - least))
     first = next(iter(rows()))[:_MOST_ROWS]
-    at = next((at for at in odd.tolist() if not is_low[places[at]] or
-               len(np.unique(first[:, places[at]])) >= _LEAST_DIFFERENT), None)  # fmt: skip
-    if at is None:
+    kept = [at for at in odd.tolist() if not is_low[places[at]] or
+            len(np.unique(first[:, places[at]])) >= _LEAST_DIFFERENT]  # fmt: skip
+    if not kept:
         return ""
+    at, *others = kept
     where = f" at index {places[at]}" if len(least_seen) > 1 else ""
+    also = ", ".join(f"{places[other]}" for other in others[:_NUMBERS_SHOWN])
+    more = f" (and such at index {also}{', ...' if len(others) > _NUMBERS_SHOWN else ''})" if others else ""
     return (
         f"{name}: {counted(int(count[at]), 'value')} of {mark[places[at]]:g}{where}, all others {least[at]:g} to "
-        f"{most[at]:g}: a mark of missing values? It stays a number; if so, write NaN in the source and give --nan skip"
+        f"{most[at]:g}{more}: a mark of missing values? It stays a number; if so, write NaN in the source and give "
+        "--nan skip"
     )
 
 

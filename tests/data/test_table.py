@@ -521,3 +521,14 @@ def test_other_names_like_those_of_rows_are_features(name: str, tmp_path: Path) 
 def test_a_first_name_with_a_point_is_no_file(name: str, tmp_path: Path) -> None:
     assert recognise(str(table(tmp_path, f"{name},y\n0.5,0\n0.75,1\n"))) == "table"
     assert recognise(str(table(tmp_path, "a.png,cat\nb.png,dog\n"))) == "csv"
+
+
+def test_tables_of_other_names_and_images_alone_are_advised(tmp_path: Path) -> None:
+    (tmp_path / "iris.data").write_text("5.1,3.5,setosa\n4.9,3.0,setosa\n")
+    with pytest.raises(SourceError, match=r"it seems a table: then give --format table, and --head none"):
+        recognise(str(tmp_path / "iris.data"))
+    (tmp_path / "flat").mkdir()
+    for number in range(3):
+        Image.new("RGB", (8, 8)).save(tmp_path / "flat" / f"cat.{number}.jpg")
+    with pytest.raises(SourceError, match=r"of images alone, put each class's into a folder of its own, or list files"):
+        recognise(str(tmp_path / "flat"))

@@ -21,11 +21,12 @@ import numpy.typing as npt
 import xxhash
 
 from hpcdl.core.errors import NO_PLACE, HpcdlError, SourceError, UsageError
+from hpcdl.core.storage.files import open_regular
 from hpcdl.core.units import counted
 from hpcdl.data.format.manifest import FILE_NAME as MANIFEST_NAME
 from hpcdl.data.format.manifest import Field
 from hpcdl.data.sources import SOURCES
-from hpcdl.data.sources.base.glance import files_of, has_folders_of_images, remedy_for
+from hpcdl.data.sources.base.glance import IMAGE_SUFFIXES, files_of, has_folders_of_images, remedy_for
 
 Array = npt.NDArray[Any]
 Content = bytes | memoryview
@@ -266,13 +267,30 @@ def recognise(location: str) -> str:
 
 def _one_of(path: Path) -> str:
     """Return advice to give one of a folder's files, if one of the first is of a known format; else a reader."""
-    for file in itertools.islice(files_of(path) if path.is_dir() else (), _LOOKED_INTO):
+    first = [*itertools.islice(files_of(path), _LOOKED_INTO)] if path.is_dir() else []
+    if first and all(file.name.lower().endswith(IMAGE_SUFFIXES) for file in first):
+        return (
+            "; of images alone, put each class's into a folder of its own, or list files and labels in a .csv (hpcdl "
+            "docs own-table)"
+        )
+    if path.is_file() and _seems_table(path):
+        return "; it seems a table: then give --format table, and --head none if no first line names the columns"
+    for file in first:
         name = next((name for name in SOURCES if SOURCES.load(name).recognises(file)), None)
         if name is not None:
             return f"; or give one of its files, such as {file} ({name})"
     return "; for any other format write a reader: --reader FILE.py:NAME (hpcdl docs own-format)"
 
 
+def _seems_table(path: Path) -> bool:
+    """Return whether the first two lines of a file are text with the same number of commas, semicolons or tabs."""
+    with open_regular(path) as file:
+        lines = [file.readline(_LONGEST_LINE) for _ in range(2)]
+    counts = [{mark: line.count(mark) for mark in (b",", b";", b"\t")} for line in lines]
+    return b"\0" not in b"".join(lines) and counts[0] == counts[1] and any(counts[0].values())
+
+
+_LONGEST_LINE = 1 << 16
 _FIELDS = ("input", "target", "target_kind", "nan")
 _ARRAYS = (*_FIELDS, "image_field", "label_field", "axes")
 _NAMES = ("split_names", "leave_out")

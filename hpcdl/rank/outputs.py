@@ -27,7 +27,7 @@ from hpcdl.core.storage.lock import writing
 from hpcdl.data.format.dataset import Dataset, Split, open_dataset
 from hpcdl.data.format.manifest import Field, is_name
 from hpcdl.data.read.pipeline import evaluation_batches
-from hpcdl.data.show.inspection import num_trained_on
+from hpcdl.data.show.copies import num_trained_on
 from hpcdl.data.write.outputs import SAMPLE
 from hpcdl.models.emulated import LAYERS
 from hpcdl.models.load import user_function

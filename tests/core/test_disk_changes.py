@@ -18,7 +18,7 @@ ELSEWHERE = {
     "hpcdl/data/format/shard_file.py": "a new shard under the name that replacing() yields",
     "hpcdl/data/read/staging.py": "in the private folder that this call has made on its node",
     "hpcdl/data/sources": WORK,
-    "hpcdl/data/write/listing.py": WORK,
+    "hpcdl/data/write/division.py": WORK,
     "hpcdl/checkpoint/folders.py": "an archive in a file that creating() yields",
     "scripts/installer/build.py": "copies, into the new tree or the scratch folder that this call has made",
 }

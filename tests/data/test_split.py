@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdl.core.errors import UsageError
-from hpcdl.data.write.listing import quotas
+from hpcdl.data.write.division import quotas
 from hpcdl.data.write.request import parse_split
 from tests.data.sharding import everything, make, numbers, pixels
 

@@ -426,7 +426,7 @@ def test_columns_of_words_alone_have_no_row_of_sums(tmp_path: Path) -> None:
 def test_a_rare_word_of_a_one_hot_column_does_not_make_the_column_constant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcdl.data.sources.base.columns._STACKED", 200)
+    monkeypatch.setattr("hpcdl.data.sources.base.placed.VALUES_AT_ONCE", 200)
     rows = "p,1,0\nq,2,1\n" * 50 + "r,1,1\n"
     manifest = make(table(tmp_path, "a,b,y\n" + rows), tmp_path / "out", categories="a=one-hot", target="y")
     assert not any("in all rows seen" in line for line in manifest.understood), manifest.understood

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from hpcdl.core.errors import SourceError
 from hpcdl.core.storage.files import read_bytes
-from hpcdl.data.sources.base.flat import FlatFiles, add_numbered, class_numbers, stamp_of
+from hpcdl.data.sources.base.flat import FlatFiles, add_numbered, stamp_of
+from hpcdl.data.sources.base.labels import class_numbers
 from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec
 
 _PIXELS = 3 * 32 * 32

@@ -22,20 +22,18 @@ from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.chosen import remarks_on_unused
-from hpcdl.data.sources.base.flat import (
+from hpcdl.data.sources.base.flat import remark_on_groups
+from hpcdl.data.sources.base.images import PictureField, quantity_field
+from hpcdl.data.sources.base.labels import (
     NUMBER,
-    is_id,
-    names_group,
-    names_quantity,
     numbered,
     plausible,
     question_of_quantities,
     question_of_words,
-    remark_on_groups,
     sparse,
     spellings,
 )
-from hpcdl.data.sources.base.images import PictureField, quantity_field
+from hpcdl.data.sources.base.names import is_id, names_group, names_quantity
 from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import SPLIT_WORDS, leaves_out_split, left_out, names_division, some, typed
 from hpcdl.data.sources.image_folder import MOST_ODD, WholeFiles, check_magic, is_called_image

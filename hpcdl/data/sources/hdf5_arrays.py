@@ -18,23 +18,19 @@ from hpcdl.data.format.hdf5_source import ArrayFile
 from hpcdl.data.sources.base.arrays import FieldSource, one_enumeration
 from hpcdl.data.sources.base.chosen import TARGET_NAMES, remarks_on_unused, without_split
 from hpcdl.data.sources.base.flat import (
-    CLASS_LISTS,
     LAST,
     ArrayFiles,
-    ask_of_labels,
     axes_remark,
     changed,
     channels_last,
-    checked_labels,
     is_image,
-    name_classes,
-    names_by_number,
     remarks_on_folders,
     stamp_of,
     stored_dtype,
     turned_remark,
 )
 from hpcdl.data.sources.base.glance import files_of, remedy_for
+from hpcdl.data.sources.base.labels import CLASS_LISTS, ask_of_labels, checked_labels, name_classes, names_by_number
 from hpcdl.data.sources.base.pairing import ask_of_order
 from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray, shape_text
 from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec, UnreadableSample

@@ -13,7 +13,8 @@ import numpy as np
 
 from hpcdl.core.errors import SourceError
 from hpcdl.core.storage.files import open_regular
-from hpcdl.data.sources.base.flat import ArrayFiles, FlatFiles, checked_labels
+from hpcdl.data.sources.base.flat import ArrayFiles, FlatFiles
+from hpcdl.data.sources.base.labels import checked_labels
 from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec
 
 _PREFIXES = {"train": "train", "t10k": "test", "test": "test"}

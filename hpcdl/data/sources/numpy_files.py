@@ -27,22 +27,18 @@ from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import FieldSource, one_enumeration
 from hpcdl.data.sources.base.chosen import TARGET_NAMES, path_split, remarks_on_unused, without_split
 from hpcdl.data.sources.base.flat import (
-    CLASS_LISTS,
     LAST,
     ArrayFiles,
     FlatFiles,
-    ask_of_labels,
     axes_remark,
     channels_last,
-    checked_labels,
     is_image,
-    name_classes,
-    names_by_number,
     remarks_on_folders,
     stored_dtype,
     turned_remark,
 )
 from hpcdl.data.sources.base.glance import files_of
+from hpcdl.data.sources.base.labels import CLASS_LISTS, ask_of_labels, checked_labels, name_classes, names_by_number
 from hpcdl.data.sources.base.pairing import ask_of_order
 from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray, shape_text
 from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec

@@ -31,17 +31,10 @@ from hpcdl.core.units import format_bytes
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import FieldSource
 from hpcdl.data.sources.base.chosen import field_name, remarks_on_unused
-from hpcdl.data.sources.base.flat import (
-    MOST_CLASSES,
-    FlatFiles,
-    class_numbers,
-    plausible,
-    remarks_on_folders,
-    sparse,
-    stamp_of,
-)
+from hpcdl.data.sources.base.flat import FlatFiles, remarks_on_folders, stamp_of
 from hpcdl.data.sources.base.gathered import GatheredArray
 from hpcdl.data.sources.base.glance import is_image_head
+from hpcdl.data.sources.base.labels import MOST_CLASSES, class_numbers, plausible, sparse
 from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray
 from hpcdl.data.sources.base.source import (
     MOST_SAMPLE_BYTES,

@@ -24,16 +24,9 @@ from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import FieldSource
 from hpcdl.data.sources.base.chosen import TARGET_NAMES, field_name, remarks_on_unused
-from hpcdl.data.sources.base.flat import (
-    EncodedFiles,
-    FlatFiles,
-    files_by_split,
-    is_made_of,
-    remarks_on_files,
-    spellings,
-    stamp_of,
-)
+from hpcdl.data.sources.base.flat import EncodedFiles, FlatFiles, files_by_split, is_made_of, remarks_on_files, stamp_of
 from hpcdl.data.sources.base.gathered import GatheredArray
+from hpcdl.data.sources.base.labels import spellings
 from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import is_clutter, member_splits, some

@@ -1,46 +1,33 @@
-"""Turn a request into a job: recognise the source, list its samples, split them, determine shape and plan.
-
-Also checks the names and counts of classes: possible duplicates, missing or multiple labels, and empty classes.
-"""
+"""Turn a request into a job: recognise the source, list its samples, split them, determine shape and plan."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
-import math
 import os
-import re
-import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from hpcdl.config.load import flatten
 from hpcdl.config.settings import settings_of
 from hpcdl.core.errors import SourceError, UsageError, shown
-from hpcdl.core.units import counted
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.hdf5 import filters
 from hpcdl.data.format.manifest import FILE_NAME, Field, is_picture, may_be_resident, picture_with_class, read_manifest
-from hpcdl.data.format.order import mixed, permuted
-from hpcdl.data.sources.base.flat import names_group, names_time, question_of_words
-from hpcdl.data.sources.base.glance import HEAD_BYTES, check_is_image
+from hpcdl.data.format.order import mixed
+from hpcdl.data.sources.base.doubts import is_other_aspect, step_of_windows
 from hpcdl.data.sources.base.groups import remark_on_names
-from hpcdl.data.sources.base.images import ImageKinds, check_end, decode
+from hpcdl.data.sources.base.names import names_group, names_time
 from hpcdl.data.sources.base.source import (
     FILES_LISTED,
-    Content,
     Index,
     IndexWriter,
-    NotFinite,
     Source,
     SourceFacts,
     SourceSpec,
-    UnreadableSample,
     check_flags,
     check_location,
     examining,
@@ -49,209 +36,29 @@ from hpcdl.data.sources.base.source import (
     recognise,
 )
 from hpcdl.data.sources.base.splits import leaves_out_split, left_out, some
-from hpcdl.data.sources.base.values import is_other_aspect, mark_of_missing, step_of_windows, two_units
 from hpcdl.data.sources.reader.source import user_reader
+from hpcdl.data.write.classes import (
+    ask_of_names,
+    ask_of_unlabelled,
+    check_names,
+    remarks_on_counts,
+    remarks_on_division,
+    remarks_on_order,
+)
+from hpcdl.data.write.division import Counts, divide, quotas
 from hpcdl.data.write.journal import source_state
 from hpcdl.data.write.lustre import file_system_of
 from hpcdl.data.write.neighbours import remark_on_neighbours
+from hpcdl.data.write.pixels import check_finite, shape_of, with_marks
 from hpcdl.data.write.plan import ShardJob, ShardPlan, make_plan
 from hpcdl.data.write.request import LayoutConfig, ShardConfig, ShardRequest, SourceConfig, parse_split
 
-Counts = npt.NDArray[np.int64]
-_MISSING = frozenset(
-    {"", "nan", "n/a", "#n/a", "<na>", "null", "?", "unlabeled", "unlabelled", "unsup", "unsupervised"}
-)
-_WHOLE = re.compile(r"-?[0-9]{1,18}")
-_JOINT = re.compile(r"(?<=[^\W\d_])[\s_-]+(?=[^\W\d_])")
-"""What joins words of a name."""
-_MISSING_AS_WRITTEN = frozenset({"NA", "None"})
-"""Python's and R's words, case-sensitive; "none" is a usual name for a class."""
-_YES, _NO = frozenset({"yes", "y", "true", "t", "1"}), frozenset({"no", "n", "false", "f", "0"})
-_FEW_FOLDERS = 3
-"""A folder is made on purpose, unlike a cell of a table: among so few of them a word is a class."""
-
-
-_LIST = re.compile(r"\[.*\]|\(.*[, ].*\)|\{.*\}|-?[0-9]+(?:[ ,]+-?[0-9]+)+", re.DOTALL)
-
-
-def ask_of_names(names: Sequence[str], where: str, *, folders: bool = False) -> None:
-    """Raise SourceError if class names are ambiguous; `--target-kind class` declares each of them a class.
-
-    `folders`: the names are those of folders.
-    """
-    words = () if folders and len(names) <= _FEW_FOLDERS else _words(names)
-    for question in (*_twins(names), *_answers(names), *_missing(names), *_joined(names), *words):
-        raise SourceError(f"{where}: {question}")
-
-
-def ask_of_unlabelled(names: Sequence[str], counts: Mapping[str, Counts], where: str) -> None:
-    """Raise SourceError if -1 may mean no label: beside 0, 1, 2, ..., or if all labels of a split are -1.
-
-    Labels -1 and 1, and -1, 0 and 1, are usual classes.
-    """
-    if "-1" not in names:
-        return
-    at = list(names).index("-1")
-    for split, class_counts in counts.items():
-        if len(counts) > 1 and class_counts[at] and class_counts[at] == class_counts.sum():
-            raise SourceError(
-                f"{where}: every label of {split} is -1: a class, or no labels? Give --leave-out {split}, or "
-                "--target-kind class for a class"
-            )
-    if {"0", "1", "2"} <= set(names) and not any(name.startswith("-") for name in names if name != "-1"):
-        count = int(sum(class_counts[at] for class_counts in counts.values()))
-        raise SourceError(
-            f"{where}: {counted(count, 'label')} of -1 beside {some(name for name in names if name != '-1')}: a class, "
-            "or no label? Take such samples out of the source, or give --target-kind class for a class"
-        )
-
-
-def _twins(names: Sequence[str]) -> Iterator[str]:
-    plain: dict[str, str] = {}
-    numbers: dict[int, str] = {}
-    for name in names:
-        if _WHOLE.fullmatch(name) and (number := numbers.setdefault(int(name), name)) != name:
-            yield (
-                f"the classes {shown(number)} and {shown(name)} are one number, written in two ways: one class or two? "
-                "Write them alike, or give --target-kind class to keep both"
-            )
-        # macOS stores accents decomposed, other systems composed: the same name with other bytes.
-        earlier = plain.setdefault(_JOINT.sub(" ", _plain(name)), name)
-        if earlier != name:
-            composed = unicodedata.normalize("NFC", earlier) == unicodedata.normalize("NFC", name)
-            how = "in how Unicode writes their accents (macOS does so)" if composed else "in case or spaces"
-            how = how if _plain(earlier) == _plain(name) else "in spaces, _ or -"
-            yield (
-                f"the classes {shown(earlier)} and {shown(name)} differ {how} alone: one class or two? Write "
-                "them alike, or give --target-kind class to keep both"
-            )
-
-
-def _plain(name: str) -> str:
-    return unicodedata.normalize("NFC", " ".join(name.split()).casefold())
-
-
-def _answers(names: Sequence[str]) -> Iterator[str]:
-    """Find several words for yes or for no: true beside 1."""
-    words = {name.strip().lower() for name in names}
-    if len(words) > 2 and words <= _YES | _NO:
-        yield (
-            f"the classes are {some(names)}: several words for yes or no? Write them alike, or give --target-kind "
-            "class to keep each"
-        )
-
-
-def _missing(names: Sequence[str]) -> Iterator[str]:
-    odd = [name for name in names if name.strip().lower() in _MISSING or name.strip() in _MISSING_AS_WRITTEN]
-    if odd and len(names) > len(odd):
-        yield (
-            f"{shown(odd[0])} is among the classes: one of them, or a label that is missing? Take such samples "
-            "out, or give --target-kind class to keep it"
-        )
-
-
-def _words(names: Sequence[str]) -> Iterator[str]:
-    if question := question_of_words(names):
-        yield f"the classes hold {question}"
-
-
-def _joined(names: Sequence[str]) -> Iterator[str]:
-    """Find several labels of one sample joined into one name: their parts occur again, alone or combined.
-
-    A list of numbers (`0 2`) or in brackets (`[0, 2]`, as pandas writes one) is always asked about.
-    """
-    for mark in (r"[|;]", ",", r"\s"):
-        parts = {name: [labels.strip() for labels in re.split(mark, name) if labels.strip()] for name in names}
-        several = [name for name, labels in parts.items() if len(labels) > 1]
-        alone = {labels[0] for labels in parts.values() if len(labels) == 1}
-        joined_labels = {labels for name in several for labels in parts[name]}
-        joined = next((name for name in names if _LIST.fullmatch(name.strip())), None)
-        joined = joined or next((name for name in several if all(labels in alone for labels in parts[name])), None)
-        if mark == r"[|;]":
-            joined = joined or next((name for name in several if any(labels in alone for labels in parts[name])), None)
-        if joined is None and several and 2 * len(joined_labels | alone) <= len(names):
-            joined = several[0]
-        if joined is not None:
-            yield (
-                f"is {shown(joined)} a class, or several labels of one sample? Give --target-kind class for a class; "
-                "several labels need an array of 0 and 1 for each sample (in HDF5 or .npz, or by --reader FILE.py:NAME)"
-            )
-
-
-def remarks_on_counts(names: Sequence[str], counts: Mapping[str, Counts]) -> list[str]:
-    """Return remarks on classes without samples, with very few or most, and absent from training.
-
-    `counts` are by split and class.
-    """
-    remarks, total = [], np.sum([*counts.values()], 0)
-    empty = np.flatnonzero(total == 0).tolist()
-    if empty:
-        remarks.append(f"{len(empty)} of {len(names)} classes have no sample: {some(names[at] for at in empty)}")
-    few = np.flatnonzero((total > 0) & (total <= _FEW_SAMPLES)).tolist()
-    if few and np.median(total) >= _MANY_SAMPLES:
-        remarks.append(
-            f"{len(few)} of {len(names)} classes have 1 or {_FEW_SAMPLES} samples: "
-            f"{some(names[at] for at in few)}: misspelled, or too few to learn?"
-        )
-    if len(names) > 1 and len(empty) < len(names) - 1 and total.max() >= _MOST_OF_ALL * total.sum():
-        share = math.floor(100 * total.max() / total.sum())
-        remarks.append(
-            f"{share} % of the samples are of the class {shown(names[int(total.argmax())])}: a model that always "
-            "answers it has that accuracy"
-        )
-    return remarks + _remarks_on_unseen(names, counts)
-
-
-def remarks_on_order(names: Sequence[str]) -> list[str]:
-    """Return a remark if classes called by whole numbers stand in alphabetical order: 1, 10, 2."""
-    if not all(map(_WHOLE.fullmatch, names)) or list(names) != sorted(names):
-        return []
-    by_number = sorted(names, key=int)
-    odd = next((at for at, (name, other) in enumerate(zip(names, by_number, strict=True)) if name != other), None)
-    if odd is None:
-        return []
-    return [f"classes are in alphabetical order, not by number: {shown(names[odd])} is class {odd}, counted from 0"]
-
-
-def remarks_on_division(names: Sequence[str], counts: Mapping[str, Counts]) -> list[str]:
-    """Return remarks on classes with too few samples for each part of a split; `counts` by part and class."""
-    total = sum(counts.values())
-    remarks = _remarks_on_unseen(names, counts)
-    for split, class_counts in counts.items():
-        without = np.flatnonzero((total > 0) & (class_counts == 0)).tolist()
-        if without and split != "train":
-            remarks.append(
-                f"classes that {split} gets no sample of, too few are there: {some(names[at] for at in without)}"
-            )
-    return remarks
-
-
-def _remarks_on_unseen(names: Sequence[str], counts: Mapping[str, Counts]) -> list[str]:
-    unseen_by_split = {
-        split: np.flatnonzero((class_counts > 0) & (counts.get("train", class_counts) == 0))
-        for split, class_counts in counts.items()
-    }
-    return [
-        f"classes in {split} that train does not have: {some(names[at] for at in unseen.tolist())}"
-        for split, unseen in unseen_by_split.items()
-        if len(unseen)
-    ]
-
-
-_FEW_SAMPLES, _MANY_SAMPLES, _MOST_OF_ALL = 2, 50, 0.9
-"""Samples of a class that are few where the median of classes has many, and the share that makes accuracy useless."""
 _TOO_GOOD = "too good"
 """In each remark on samples that several splits share."""
 _NAMES = 20_000
 """At most this number of names of a source's samples, the first, are compared."""
-_SMALL_CLASS = 16
 _LEAST_MASK = 8
 """Sides from which on whole numbers are a mask of a picture, and no boxes or points."""
-_LONGEST_NAME = 1000
-_DECODED, _MOST_DECODED = 3, 4 << 20
-"""Images of a class that are decoded, and the bytes of all of them."""
-_HEADERS = 500
-"""At most this number of image files of a split are read for size and colours; the writing checks the rest."""
 
 
 def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: bool = True) -> ShardJob:
@@ -270,7 +77,7 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: boo
         facts = dataclasses.replace(facts, num_samples=sum(counts.values()))
     _check_left_out(spec, {*counts, *facts.left_out, *getattr(source, "named", ())}, request.source)
     counts = _used(counts, spec, request.source)
-    _check_names(facts, request.source)
+    check_names(facts, request.source)
     _check_kind(request.config, facts)
     asks = asks and not spec.target_kind and knows("target_kind", spec.format)  # others have classes of their authors
     if asks:
@@ -280,9 +87,9 @@ def make_job(request: ShardRequest, work: Path, *, alone: bool = True, asks: boo
         by_split, total_size, largest = _tally(index, counts, len(facts.class_names), request.source)
         if spec.format != "synthetic":
             facts = _with_counts(facts, by_split, request.source, asks=asks)
-        shape, facts = _shape(layout, spec, source, facts, index, counts)
-        _check_finite(spec, source, facts, index, counts)
-        facts = _with_marks(spec, source, facts, index, list(counts), shape)
+        shape, facts = shape_of(layout, spec, source, facts, index, counts)
+        check_finite(spec, source, facts, index, counts)
+        facts = with_marks(spec, source, facts, index, list(counts), shape)
         if fractions:  # below, `counts` are those of the parts
             if list(counts) != [UNSPLIT]:
                 raise UsageError(f"{request.source} is already divided into {', '.join(counts)}; leave out --split")
@@ -567,16 +374,6 @@ def _known_words(chosen: SourceConfig) -> dict[str, Sequence[str]]:
     return {column: list(category.words) for column, category in by_column.items()}
 
 
-def _check_names(facts: SourceFacts, source: str) -> None:
-    for name in facts.class_names:
-        try:
-            fits = len(name.encode()) <= _LONGEST_NAME
-        except UnicodeEncodeError:
-            raise SourceError(f"{source}: the class {shown(name)} has a name that is not UTF-8; rename it") from None
-        if not fits or "\0" in name:
-            raise SourceError(f"{source}: {shown(name)} cannot be the name of a class; rename it")
-
-
 def _check_kind(config: ShardConfig, facts: SourceFacts) -> None:
     """Raise UsageError for a flag that has no meaning for samples of this kind."""
     layout, source = config.layout, config.source
@@ -621,198 +418,3 @@ def _tally(index: Index, counts: dict[str, int], num_classes: int, source: str) 
             largest = max(largest, int(rows["size"].max(initial=0)))
             position += len(rows)
     return by_split, total, largest
-
-
-def _shape(
-    layout: LayoutConfig, spec: SourceSpec, source: Source, facts: SourceFacts, index: Index, counts: dict[str, int]
-) -> tuple[tuple[int, ...], SourceFacts]:
-    """Return (height, width, channels) or the shape of the first field, and the facts with the type of the samples."""
-    if facts.sample_shape is not None:
-        return tuple(facts.sample_shape), facts
-    if layout.compression and layout.encoding == "encoded":
-        raise UsageError("--compression is for raw data; JPEG and PNG are compressed already")
-    checks = spec.checks and spec.format in FILES_LISTED
-    kinds = ImageKinds(size=layout.image_size, channels=layout.channels)
-    by_class: dict[int, list[bytes]] = {}
-    for split, count in counts.items():
-        step = -(-count // _HEADERS)  # spread over the split: neighbours in a folder are alike
-        for number in range(0, count, step):
-            row = index.rows(split, np.array([number], np.int64))[0]
-            with contextlib.suppress(UnreadableSample):  # the writing finds it again and follows --on-error
-                content, name = _content(source, row, facts, index), source.describe(row, facts, index)
-                if checks:
-                    check_is_image(bytes(content[:HEAD_BYTES]), name)
-                if spec.checks:
-                    _check_whole(content, name)
-                kinds.add(content, name, int(row["label"]))
-                seen = by_class.setdefault(int(row["label"]), [])
-                if len(seen) < _DECODED and sum(map(len, itertools.chain(*by_class.values()))) < _MOST_DECODED:
-                    seen.append(bytes(content))
-    shape, dtype = kinds.settled()
-    remarks = [*kinds.lines(facts.class_names), *_remarks_on_black(by_class, facts, shape, dtype)]
-    if dtype != "uint8" and layout.encoding == "encoded":
-        raise UsageError("--encoding encoded is for images of 8 bits, and these have more; use --encoding raw")
-    return shape, dataclasses.replace(facts, dtype=dtype, remarks=[*facts.remarks, *remarks])
-
-
-def _check_whole(content: Content, name: str) -> None:
-    try:
-        check_end(content)
-    except UnreadableSample as error:
-        raise SourceError(f"{name}: {error}; take it away, or give --on-error skip") from error
-
-
-def _remarks_on_black(
-    by_class: Mapping[int, Sequence[bytes]], facts: SourceFacts, shape: Sequence[int], dtype: str
-) -> list[str]:
-    """Return a remark if images of a class look black: numbers from 0 to 1 that were saved as bytes."""
-    black = []
-    for label, contents in by_class.items() if dtype == "uint8" else ():
-        with contextlib.suppress(UnreadableSample):
-            tops = [decode(content, size=None, channels=shape[-1]).max(initial=0) for content in contents]
-            if len(tops) == _DECODED and max(tops) <= 1:
-                black.append(facts.class_names[label])
-    if not black:
-        return []
-    return [
-        f"images seen of {some(black)} hold 0 and 1 alone, and look black: were they numbers from 0 to 1 before they "
-        "were saved as bytes? Then save 255 times as much"
-    ]
-
-
-def _check_finite(
-    spec: SourceSpec, source: Source, facts: SourceFacts, index: Index, counts: Mapping[str, int]
-) -> None:
-    """Raise SourceError if arrays of pixels hold NaN or infinity and no `--nan` was given.
-
-    Image files are checked later, when the writing decodes them. Raises UsageError if `--nan` has no meaning here.
-    """
-    pictures = facts.decodes or not facts.fields
-    if pictures and spec.nan != "stop" and not facts.dtype.startswith("float"):
-        raise UsageError(f"--nan {spec.nan} is for numbers that may be NaN or infinity, and these are {facts.dtype}")
-    if facts.samples_are != "pixels" or spec.nan != "stop" or not facts.dtype.startswith("float"):
-        return
-    first, bad = "", 0
-    for split in counts:
-        for rows in index.chunks(split):
-            for row in rows:
-                with contextlib.suppress(UnreadableSample):
-                    if not np.isfinite(source.read(row, facts, index)).all():
-                        first, bad = first or source.describe(row, facts, index), bad + 1
-    if bad:
-        raise SourceError(f"{first}: {NotFinite(bad)}")
-
-
-_MARKS_READ, _MARKS_DECODED = 1 << 30, 1 << 26
-"""Most bytes of pixels that are searched for marks of missing values: of arrays, and of image files."""
-
-
-def _with_marks(
-    spec: SourceSpec, source: Source, facts: SourceFacts, index: Index, splits: Sequence[str], shape: Sequence[int]
-) -> SourceFacts:
-    """Return `facts` with a remark if float pixels hold a number that often stands for a missing one.
-
-    Raises SourceError if an image file among them holds NaN or infinity, as the writing does.
-    """
-    if facts.samples_are not in ("pixels", "files") or not facts.dtype.startswith("float"):
-        return facts
-    as_array, stops = facts.samples_are == "pixels", spec.nan == "stop" and spec.checks
-    most = max(1, (_MARKS_READ if as_array else _MARKS_DECODED) // (4 * max(1, math.prod(shape))))
-    deviations: list[float] = []
-
-    def rows() -> Iterator[npt.NDArray[Any]]:
-        listed = (row for split in splits for chunk in index.chunks(split) for row in chunk)
-        counted_rows = itertools.count()
-        for row in itertools.islice(listed, most):
-            with contextlib.suppress(UnreadableSample):
-                content = source.read(row, facts, index)
-                if not isinstance(content, np.ndarray):
-                    content = decode(content, size=None, channels=shape[-1], dtype=facts.dtype)
-                    if stops and not np.isfinite(content).all():
-                        raise SourceError(f"{source.describe(row, facts, index)}: {NotFinite()}")
-                if next(counted_rows) == len(deviations):  # else they are read again
-                    with np.errstate(over="ignore", invalid="ignore"):
-                        deviations.append(float(content.std(dtype=np.float64)))
-                yield content.astype(facts.dtype).reshape(-1, 1)
-
-    remark = mark_of_missing("images", np.dtype(facts.dtype), rows)
-    units = "" if remark else two_units(np.array(deviations))
-    units = f"images: standard deviations of samples are {units}" if units else ""
-    return dataclasses.replace(facts, remarks=[*facts.remarks, *filter(None, [remark, units])])
-
-
-def _content(source: Source, row: Any, facts: SourceFacts, index: Index) -> Content:
-    content = source.read(row, facts, index)
-    assert not isinstance(content, np.ndarray)
-    return content
-
-
-def quotas(class_counts: Counts, fractions: list[float], seed: int) -> Counts:
-    """Return how many samples of each class go to the first k + 1 splits together: shape (splits, classes).
-
-    Rounding errors are carried from class to class (in a random order), so that each split gets its share
-    even if each class has few samples.
-    """
-    order = np.argsort(permuted(np.arange(len(class_counts), dtype=np.int64), len(class_counts), mixed(seed, 11)))
-    before = np.concatenate([[0], np.cumsum(class_counts[order])])
-    result = np.zeros((len(fractions), len(class_counts)), np.int64)
-    cumulative = np.cumsum(fractions)
-    for number, fraction in enumerate(cumulative[:-1]):
-        # Differences of rounded running totals: no rounding is lost, and all classes together get their share.
-        result[number, order] = np.diff(np.floor(fraction * before + 0.5).astype(np.int64))
-        if number:
-            # Carried roundings may give a class less than the part before it: no part may be negative.
-            result[number] = np.maximum(result[number], result[number - 1])
-    # The last part takes the rest, whatever the rounding of the fractions' sum.
-    result[-1] = class_counts
-    return result
-
-
-def divide(folder: Path, index: Index, whole: str, limits: Counts, names: Sequence[str], seed: int) -> dict[str, int]:
-    """Write the row numbers of each split to `members.SPLIT` in the index's folder; return the samples by split.
-
-    `limits` are the result of `quotas`.
-    """
-    class_counts = limits[-1]
-    num_seen = np.zeros_like(class_counts)
-    sizes = dict.fromkeys(names, 0)
-    files = {name: (folder / f"members.{name}").open("wb") for name in names}
-    try:
-        first = 0
-        for rows in index.chunks(whole):
-            target = _targets(rows["label"], num_seen, class_counts, limits, seed)
-            for number, name in enumerate(names):
-                members = first + np.flatnonzero(target == number)
-                files[name].write(members.astype("<i8").tobytes())
-                sizes[name] += len(members)
-            first += len(rows)
-    finally:
-        for file in files.values():
-            file.close()
-    empty = [name for name, size in sizes.items() if size == 0]
-    if empty:
-        raise UsageError(f"--split leaves {', '.join(empty)} without a sample; there are {first} samples in all")
-    return sizes
-
-
-def _targets(labels: Counts, seen: Counts, class_counts: Counts, limits: Counts, seed: int) -> Counts:
-    """Return the split of each row; `seen` counts the rows of each class so far and is updated."""
-    target = np.empty(len(labels), np.int64)
-    by_class = np.argsort(labels, kind="stable")  # stable: rows of a class keep the order that `seen` counts
-    values, starts = np.unique(labels[by_class], return_index=True)
-    for label, members in zip(values.tolist(), np.split(by_class, starts[1:]), strict=True):
-        positions = np.arange(seen[label], seen[label] + len(members), dtype=np.int64)
-        drawn = _drawn(positions, int(class_counts[label]), mixed(seed, 12, label))
-        # A drawn position below the first limit is in the first split, and so on.
-        target[members] = np.searchsorted(limits[:, label], drawn, side="right")
-        seen[label] += len(members)
-    return target
-
-
-def _drawn(positions: Counts, num: int, key: int) -> Counts:
-    """Apply the permutation of 0 .. num-1 of `key` to `positions`; fast for small classes, which may be many."""
-    if num == 1:
-        return positions
-    if num > _SMALL_CLASS:
-        return permuted(positions, num, key)
-    return np.argsort([mixed(key, number) for number in range(num)])[positions]

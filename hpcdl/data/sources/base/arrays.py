@@ -20,27 +20,22 @@ from hpcdl.core.units import counted
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.manifest import DTYPES, Field
 from hpcdl.data.sources.base.chosen import choose, divided, remarks_on_unused
-from hpcdl.data.sources.base.flat import (
+from hpcdl.data.sources.base.doubts import as_fed, doubts, never_written, unscaled
+from hpcdl.data.sources.base.flat import LAST, MOST_ARRAY_BYTES, FlatFiles, add_numbered, remark_on_groups, stamp_of
+from hpcdl.data.sources.base.labels import (
     CLASS_LISTS,
-    LAST,
-    MOST_ARRAY_BYTES,
     MOST_CLASSES,
     NUMBER,
-    FlatFiles,
-    add_numbered,
     class_numbers,
     named_labels,
-    names_group,
-    names_quantity,
     names_remark,
     plausible,
     question_of_quantities,
     question_of_words,
-    remark_on_groups,
     sparse,
-    stamp_of,
     words_among_numbers,
 )
+from hpcdl.data.sources.base.names import names_group, names_quantity
 from hpcdl.data.sources.base.pairing import ask_of_order, copies_of_targets, one_of_all
 from hpcdl.data.sources.base.placed import STRINGS, ArrayGroup, PlacedArray, shape_text
 from hpcdl.data.sources.base.source import Array, ArrayLocation, Content, Index, IndexWriter, SourceFacts, SourceSpec
@@ -48,15 +43,11 @@ from hpcdl.data.sources.base.splits import leaves_out_split, some
 from hpcdl.data.sources.base.values import (
     ABSENT,
     are_whole,
-    as_fed,
     different,
-    doubts,
     is_one_hot,
     labels_in,
     nearly_one_hot,
-    never_written,
     numbers_in,
-    unscaled,
     values_in,
 )
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.manifest import RESERVED, is_name
-from hpcdl.data.sources.base.flat import CLASS_LISTS, is_id
+from hpcdl.data.sources.base.labels import CLASS_LISTS
+from hpcdl.data.sources.base.names import is_id
 from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray
 from hpcdl.data.sources.base.source import SourceSpec, knows
 from hpcdl.data.sources.base.splits import AUTO, IGNORE, left_out, names_division, some, split_in, typed

@@ -17,6 +17,7 @@ from hpcdl.core.storage.files import open_regular, read_json
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.manifest import RESERVED, Field, is_name
 from hpcdl.data.sources.base.chosen import field_name
+from hpcdl.data.sources.base.doubts import colours_as_classes, is_other_aspect, mask_with_gaps
 from hpcdl.data.sources.base.glance import IMAGE_SUFFIXES
 from hpcdl.data.sources.base.images import PictureField, decode_mask, image_head
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceChanged, SourceFacts, SourceSpec, UnreadableSample
@@ -31,7 +32,7 @@ from hpcdl.data.sources.base.splits import (
     split_called,
     typed,
 )
-from hpcdl.data.sources.base.values import LOOKED_AT, colours_as_classes, is_other_aspect, mask_with_gaps
+from hpcdl.data.sources.base.values import LOOKED_AT
 
 _PICTURES = re.compile(r"(?:jpeg|png)?(?:images?|imgs?|photos?|pictures?|frames?)|inputs?|rgb|scans?|raws?")
 _MASKS = re.compile(

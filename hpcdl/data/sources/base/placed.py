@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -129,3 +129,25 @@ class ArrayGroup:
 def shape_text(shape: Sequence[int], dtype: object) -> str:
     """Describe shape and type of an array for messages."""
     return f"{'x'.join(map(str, shape)) or 'one'} {dtype}"
+
+
+VALUES_AT_ONCE = 1 << 21
+"""The number of values that are combined at once."""
+
+
+def _no_numbers() -> PlacedArray:
+    raise AssertionError("only columns of kind number are asked for their numbers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableColumn:
+    """`kind` is `number` (one per row), `text`, or `other`; `shown` describes the column in messages."""
+
+    shown: str
+    kind: str
+    place: Callable[[], PlacedArray]
+    numbers: Callable[[], PlacedArray] = _no_numbers
+    width: int = 1
+    """Numbers per row."""
+    times: Callable[[], Iterable[tuple[str, str]]] | None = None
+    """For a type of dates or times: returns the first and the last of each piece of rows, in ISO 8601."""

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 _ROWS_LOOKED_AT = 64
 """Of a batch, to see whether all ranks have the same one."""
+_VALUES_LOOKED_AT = 10_000
+"""Of a gradient, for the same reason."""
 _TOGETHER = 1 << 62
 """Size in bytes of a bucket without a limit."""
 OWN_CHANGES = (
@@ -329,9 +331,10 @@ class GradientExchange:
         details = [_form_of(gradient, variable) for gradient, variable in zip(converted, variables, strict=True)]
         weight = tf.cast(0 if num_samples is None else num_samples, tf.float64)
         # Wait for the first gradient: a step whose data has ended must not begin what it cannot take part in.
-        first = next(
-            (getattr(gradient, "values", gradient) for gradient in reversed(converted) if gradient is not None), weight
-        )
+        first, *second = [
+            *(getattr(gradient, "values", gradient) for gradient in reversed(converted) if gradient is not None),
+            weight,
+        ][:2]
         alone = self.group.size == 1  # no other rank that could use another order
         if not alone and self._sums.looks:
             self._sums.look(batch_of_loop() if self.settings.averages_ranks and not shared else None)
@@ -339,7 +342,7 @@ class GradientExchange:
             self._samples.trace_new(rows_of_call)
         # Stage 1: all ranks are in this step with the same gradients, or all end with one error.
         with tf.control_dependencies([*([] if alone else turn_begins()), first]):
-            total, begun = self._begin(details, names, weight, first)
+            total, begun = self._begin(details, names, weight, [first, *second])
         # Stage 2: the sums, dense gradients first. They are scaled before: a sum may overflow where the mean does not.
         before, after = (None, None) if shared else self._factors(weight, total)
         with tf.control_dependencies([begun]):
@@ -371,10 +374,12 @@ class GradientExchange:
     def _is_dense(self, gradient: Any) -> bool:
         return gradient is not None and (self.settings.sparse_as_dense or not isinstance(gradient, tf.IndexedSlices))
 
-    def _begin(self, details: Sequence[str], names: Sequence[str], weight: Any, first: Any) -> tuple[Any, Any]:
+    def _begin(
+        self, details: Sequence[str], names: Sequence[str], weight: Any, first: Sequence[Any]
+    ) -> tuple[Any, Any]:
         """Agree on the step's gradients. Return the number of samples of all ranks, and a tensor to wait for.
 
-        `first`: the first gradient, which is checked when variables are compared.
+        `first`: the first two gradients, which are checked when variables are compared.
         """
         if self.group.size == 1:
             return weight, weight
@@ -403,23 +408,27 @@ class GradientExchange:
     def _is_due(self) -> bool:
         return compares_after(self._num_exchanges - 1, self.group)
 
-    def _compare(self, first: Any) -> Any:
+    def _compare(self, first: Sequence[Any]) -> Any:
         variables = [] if self._compared is None else list(self._compared())
         names = [f"{index}: {name_of(variable)}" for index, variable in enumerate(variables)]
         rows = rows_of_batch(_ROWS_LOOKED_AT)
 
-        def compare(gradient: Array, *given: Array) -> bool:
+        def compare(*given: Array) -> bool:
             num_done = self._num_exchanges - 1
+            gradients, given = given[: len(first)], given[len(first) :]
             batch, values = given[: len(rows)], given[len(rows) :]
             if num_done == 1:
-                look_for_same_samples(self.group, gradient, moved=bool(gradient.any()), batch=batch)
+                # Two: that of the last bias may come from an equation's boundary alone, which all ranks have.
+                flat = [gradient.reshape(-1)[:: gradient.size // _VALUES_LOOKED_AT + 1] for gradient in gradients]
+                looked_at = numpy.concatenate(flat)
+                look_for_same_samples(self.group, looked_at, moved=bool(looked_at.any()), batch=batch)
             self._samples.compare_after(num_done, self.group)
             check_same_weights(
                 dict(zip(names, values, strict=True)), self.group.messages, after_updates(num_done), OWN_CHANGES
             )
             return True
 
-        inputs = [first, *rows, *(held(one).read_value() for one in variables)]
+        inputs = [*first, *rows, *(held(one).read_value() for one in variables)]
         return tf.ensure_shape(call_python(compare, inputs, tf.bool), [])
 
     def _factors(self, weight: Any, total: Any) -> tuple[Any, Any]:

@@ -183,7 +183,7 @@ if "noise" in sys.argv:
     keras.utils.set_random_seed(hpcdl.rank())  # each rank drops other numbers
     inputs = keras.Input((3,))
     model = Noisy(inputs, model(keras.layers.Dropout(0.5)(inputs)))
-if "loop" not in sys.argv:
+if sys.argv[1] not in ("loop", "equation"):
     strategy = {"center": {"strategy": "sync-easgd"}, "period": {"strategy": "local-sgd", "period": 2}}
     model.compile(hpcdl.DistributedOptimizer("sgd", **strategy.get(sys.argv[1], {})), "mse")
     # With a number of steps the arrays are not compared, so that the batches show it.
@@ -194,16 +194,26 @@ else:
     for _ in range(3):
         with hpcdl.DistributedGradientTape() as tape:
             loss = tf.reduce_mean(model(x[mine]) ** 2)
+            if "equation" in sys.argv:  # the gradient of the last bias comes from the boundary, which all ranks have
+                points = tf.constant(x[mine])
+                with tf.GradientTape() as inner:
+                    inner.watch(points)
+                    found = model(points)
+                boundary = tf.reduce_mean((model(tf.zeros((1, 3))) - 1) ** 2)
+                loss = tf.reduce_mean((inner.gradient(found, points) - points) ** 2) + boundary
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply(gradients, model.trainable_variables)
 """
 
 
-SAME_OR_OWN = [(kind, data) for kind in ("fit", "noise", "loop", "center", "period") for data in ("same", "own")]
+SAME_OR_OWN = [
+    (kind, data) for kind in ("fit", "noise", "loop", "equation", "center", "period") for data in ("same", "own")
+]
 EVERY_TIME = {
     ("fit", "same"),
     ("noise", "own"),
     ("loop", "same"),
+    ("equation", "own"),
     ("period", "own"),
 }
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hpcdl.scripts.fit.batch_losses import verdict
+from hpcdl.scripts.fit.batch_mixes import meet
 from hpcdl.scripts.fit.batch_sums import divides
 from tests.conftest import CommandLine
 from tests.training_runs import record_of
@@ -211,3 +212,80 @@ def test_sums_over_a_batch_are_found_where_no_loss_function_has_them(
     assert ended.code == 0, ended.err
     assert ended.err.count(f"warning: {what} adds up the samples") == (len(texts) == 1)
     assert ended.err.count(SUM) == (len(texts) == 1)
+
+
+MEET = "results depend on the number of ranks"
+APART = (
+    "tf.reduce_mean(normal(v, training=True) ** 2)", "tf.reduce_mean((tf.norm(v, axis=-1) - 1) ** 2)",
+    "tf.reduce_mean(tf.matmul(tf.matmul(v, w), w, transpose_b=True) ** 2)", "tf.reduce_mean(v) + tf.norm(w)",
+    "tf.exp(-scale) * tf.reduce_mean(v ** 2) + scale", "tf.reduce_sum(v) / tf.cast(tf.shape(v)[0], tf.float32)",
+    "keras.losses.KLDivergence()(tf.nn.softmax(v), tf.nn.softmax(2 * v))", "tf.reduce_mean(tf.reshape(v, (-1,)) ** 2)",
+    "tf.reduce_mean(tf.stack([tf.reduce_mean(v), tf.reduce_mean(v ** 2)]))", "tf.nn.compute_average_loss(v[:, 0] ** 2)",
+    "tf.reduce_mean(attention(v[:, None], v[:, None]) ** 2)", "tf.reduce_mean(v) - tf.reduce_mean(tf.exp(v))",
+)  # fmt: skip
+"""Losses that are means over samples: weights of their own and a normalisation over the batch change nothing in it."""
+TOGETHER = (
+    "tf.reduce_mean(tf.matmul(v, 2 * v, transpose_b=True) ** 2)", "tf.reduce_mean(tf.einsum('ae,pe->ap', v, v) ** 2)",
+    "keras.ops.mean(keras.ops.matmul(v, keras.ops.transpose(v)) ** 2)", "tf.sqrt(tf.reduce_mean(v ** 2))",
+    "(lambda u: tf.reduce_mean(tf.matmul(u, u, transpose_b=True) ** 2))(tf.concat([v, 2 * v], 0))",
+    "tf.reduce_sum(v * mask) / tf.reduce_sum(mask)", "tf.math.log(tf.reduce_mean(tf.exp(v)))",
+    "1 - 2 * tf.reduce_sum(v * mask) / (tf.reduce_sum(v ** 2) + tf.reduce_sum(mask))",
+    "tf.reduce_sum((tf.matmul(v, v, transpose_a=True) / 8.0 - tf.eye(4)) ** 2)",
+    "tf.reduce_sum(tf.math.log(tf.reduce_mean(tf.sigmoid(v), 0)))",
+)  # fmt: skip
+"""Losses for which each sample's share depends on the others of its batch."""
+
+
+@pytest.mark.parametrize("number", [8, None])
+def test_a_graph_shows_where_the_samples_of_a_batch_meet(number: int | None) -> None:
+    import keras
+    import tensorflow as tf
+
+    from hpcdl.scripts.fit import batch_mixes
+
+    names = {
+        "tf": tf, "keras": keras, "w": tf.Variable(tf.ones((4, 3))), "scale": tf.Variable(1.0),
+        "normal": keras.layers.BatchNormalization(), "attention": keras.layers.MultiHeadAttention(1, 2),
+    }  # fmt: skip
+
+    def is_found(text: str) -> bool:
+        found = []
+
+        @tf.function(input_signature=[tf.TensorSpec((number, 4))])
+        def step(v: Any) -> Any:
+            loss = eval(text, names | {"v": v, "mask": tf.cast(v > 0, tf.float32)})
+            look = batch_mixes._contrast, batch_mixes._not_linear
+            found.extend(one(loss, number) is not None for one in look)
+            return loss
+
+        step.get_concrete_function()
+        return any(found)
+
+    assert [text for text in APART if is_found(text)] == []
+    assert [text for text in TOGETHER if not is_found(text)] == []
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [([8, 8], True), ([16, 16], True), ([5, 5], False), ([8, 16], False), ([], True), (43.0, True), (40.0, False)],
+)
+def test_samples_meet_in_a_square_product_or_where_a_mask_has_gaps(shown: Any, expected: bool) -> None:
+    assert meet(8, np.asarray(shown)) == expected
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("kind", "text", "words"),
+    [
+        ("own", "tf.reduce_mean(tf.matmul(v, v, transpose_b=True) ** 2)", "compares the samples of a batch"),
+        ("own", "total(v ** 2) / (0.01 + total(tf.cast(v > 0, v.dtype)))", "divides by a sum"),
+        ("loop", "tf.sqrt(tf.reduce_mean(v ** 2))", OTHER),
+    ],
+)
+def test_a_step_of_the_scripts_own_in_which_samples_meet_is_named_once(
+    session_hpcdl: CommandLine, tmp_path: Path, kind: str, text: str, words: str
+) -> None:
+    (tmp_path / "script.py").write_text(SUMS)
+    ended = session_hpcdl(["run", "-n", "2", "--run-dir", tmp_path / "run", tmp_path / "script.py", kind, "25", text])
+    assert ended.code == 0, ended.err
+    assert (ended.err.count(words), ended.err.count(MEET)) == (1, 1)

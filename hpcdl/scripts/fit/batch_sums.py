@@ -15,20 +15,22 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from hpcdl.scripts.fit.batch_mixes import (
+    ADDING,
+    MOST_TENSORS,
+    PASSING,
+    ROUNDING,
+    SCALING,
+    has_rows,
+    look_for_mixes,
+    takes_rows,
+)
 from hpcdl.scripts.process.session import warn_once
 from hpcdl.strategies.base.graph import call_python, outside_graphs
 
 if TYPE_CHECKING:
     from hpcdl.core.protocols import Array
     from hpcdl.scripts.process.group import ScriptGroup
-
-_MOST_TENSORS = 2000
-"""Tensors to look at between a loss and its sum, and from there to the batch."""
-ROUNDING = 1e-4
-_REDUCING = ("Sum", "Mean", "Max", "Min", "Prod")
-_PASSING = ("Identity", "Cast", "Neg", "StopGradient")
-_SCALING = ("Mul", "RealDiv", "DivNoNan")
-_ADDING = ("Add", "AddV2", "AddN", "Sub")
 
 
 @contextlib.contextmanager
@@ -62,8 +64,9 @@ def batch_sums_checked(group: ScriptGroup, rows: Callable[[], Sequence[Any]], *,
 def look_at(group: ScriptGroup, what: str, losses: Sequence[Any], rows: Any) -> None:
     """Look at the losses of the graph that is being traced when its first batch, of which `rows` is a tensor, comes."""
     graph, number = tf.compat.v1.get_default_graph(), rows.shape[0]
-    for loss in losses:
-        if getattr(loss, "graph", None) is graph and (found := divisors_of_sum(loss, number)):
+    for loss in [loss for loss in losses if getattr(loss, "graph", None) is graph]:
+        look_for_mixes(group, what, loss, rows)
+        if found := divisors_of_sum(loss, number):
             group.keep(f"{what} {found}", functools.partial(BatchSum, group, what, found)).trace(rows)
 
 
@@ -78,23 +81,23 @@ def divisors_of_sum(loss: Any, number: int | None) -> list[float]:
     `number`: how many samples the batch has, None if that is unknown while the step is traced.
     """
     if loss.shape.rank:  # a tape adds up what it derives
-        return [1.0] if _has_rows(loss, number) else []
+        return [1.0] if has_rows(loss, number) else []
     waiting, seen = [(loss, [1.0])], set[int]()
-    while waiting and len(seen) < _MOST_TENSORS:
+    while waiting and len(seen) < MOST_TENSORS:
         current, divisors = waiting.pop()
         if id(current) in seen:
             continue
         seen.add(id(current))
         operation = current.op
         inputs, kind = list(operation.inputs), operation.type
-        if kind == "Sum" and _takes_rows(operation) and _has_rows(inputs[0], number):
+        if kind == "Sum" and takes_rows(operation) and has_rows(inputs[0], number):
             return divisors
         # The mean of one number is that number.
-        if kind in _PASSING or (kind == "Mean" and inputs[0].shape.rank == 0):
+        if kind in PASSING or (kind == "Mean" and inputs[0].shape.rank == 0):
             waiting.append((inputs[0], divisors))
-        elif kind in _ADDING:
+        elif kind in ADDING:
             waiting += [(one, divisors) for one in inputs]
-        elif kind in _SCALING:
+        elif kind in SCALING:
             first, second = map(_constant, inputs)
             if second:
                 waiting.append((inputs[0], [*divisors, 1 / second if kind == "Mul" else second]))
@@ -121,36 +124,6 @@ def _constant(tensor: Any) -> float | None:
     """Return the number that a tensor always is, or None."""
     value = tf.get_static_value(tensor)
     return None if value is None or value.ndim else float(value)
-
-
-def _takes_rows(operation: Any) -> bool:
-    """Return whether an operation reduces over the first dimension."""
-    values, axes, *_ = operation.inputs
-    known = tf.get_static_value(axes)
-    # Modulo the rank, because axes may be negative.
-    return known is not None and bool(values.shape.rank) and 0 in known.reshape(-1) % values.shape.rank
-
-
-def _has_rows(tensor: Any, number: int | None) -> bool:
-    """Return whether the first dimension of a tensor is that of the batch, which has `number` samples (None: unknown).
-
-    It is followed through operations back to the batch itself, since weights may have as many rows.
-    """
-    waiting, seen = [tensor], set[int]()
-    while waiting and len(seen) < _MOST_TENSORS:
-        current = waiting.pop()
-        if id(current) in seen or not current.shape.rank or current.shape[0] != number:
-            continue
-        seen.add(id(current))
-        operation = current.op
-        if operation.type == "Placeholder" or operation.type.startswith("Iterator"):
-            return True
-        changes = operation.type in _REDUCING and _takes_rows(operation)
-        # A product with a transposed batch sums over its samples: the rows of the result are others.
-        turns = operation.type == "MatMul" and operation.get_attr("transpose_a")
-        if not changes and not turns and operation.type != "ReadVariableOp":
-            waiting += operation.inputs
-    return False
 
 
 class BatchSum:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from hpcdl.scripts.fit.batch_sums import ROUNDING, has_variables, look_at, warn_of_sum
+from hpcdl.scripts.fit.batch_mixes import ROUNDING
+from hpcdl.scripts.fit.batch_sums import has_variables, look_at, warn_of_sum
 
 if TYPE_CHECKING:
     from hpcdl.scripts.process.group import ScriptGroup

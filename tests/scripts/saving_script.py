@@ -29,6 +29,12 @@ for number in range(4):
     assert path.endswith(f"ckpt-{number + 1}") or number, path
     tf.train.Checkpoint(model=model).read(path).assert_existing_objects_matched()
     manager.save()
+    known = [Path(path).name for path in manager.checkpoints]
+    assert known[-1] == f"ckpt-{2 * number + 2}" and len(known) == min(number + 1, 2), (
+        known
+    )  # another rank may have written
+hpcdl.barrier()
+assert sorted(path.name for path in Path("managed").glob("*.index")) == ["ckpt-6.index", "ckpt-8.index"]
 tf.saved_model.save(model, "exported")
 assert tf.saved_model.load("exported") is not None
 for name in ("function.keras", "attribute.keras", "method.keras", "legacy.h5"):

@@ -192,6 +192,11 @@ def _checkpoint_once(plain: Callable[..., Any]) -> Callable[..., Any]:
     def write(checkpoint: Any, file_prefix: Any, *args: Any, **kwargs: Any) -> Any:
         index = Path(f"{os.fspath(file_prefix)}.index")
         if not _writes_now(index):
+            # A manager keeps its list of checkpoints, also of what another rank has written, after the write.
+            options = kwargs.get("options", args[0] if args else None)
+            for after in getattr(options, "experimental_write_callbacks", None) or ():
+                if getattr(after, "__module__", "") == tf.train.CheckpointManager.__module__:
+                    after(str(file_prefix))
             return str(file_prefix)
         with _noted_saving(index):
             return plain(checkpoint, file_prefix, *args, **kwargs)

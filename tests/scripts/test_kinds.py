@@ -63,24 +63,32 @@ def test_every_way_to_save_is_one_ranks_and_whole(session_hpcdl: CommandLine, tm
 BEST = """
 import hpcdl
 hpcdl.init(60)
-import keras, numpy as np
+import keras, numpy as np, sys, tensorflow as tf
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
 optimizer = hpcdl.DistributedOptimizer("sgd")
+last = tf.train.CheckpointManager(tf.train.Checkpoint(model=model), "last", max_to_keep=None)
+best = tf.train.CheckpointManager(tf.train.Checkpoint(model=model), "best", max_to_keep=None)
 for epoch in range(4):
     optimizer.apply([np.full(weight.shape, 0.1) for weight in model.weights], model.weights)
     if epoch in ((0, 2), (0, 1, 3))[hpcdl.rank()]:  # a rank's own validation is better than before
-        model.save_weights("best.weights.h5")
+        model.save_weights("best.weights.h5") if sys.argv[1] == "file" else best.save()
     model.save("last.keras")
+    last.save()
     if hpcdl.rank() == 0:
         model.save("of rank 0.keras")
 """
 
 
-def test_a_model_that_ranks_save_at_different_steps_is_named(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name"), [("file", "best.weights.h5"), pytest.param("numbered", "best/ckpt", marks=pytest.mark.long)]
+)
+def test_a_model_that_ranks_save_at_different_steps_is_named(
+    session_hpcdl: CommandLine, tmp_path: Path, kind: str, name: str
+) -> None:
     (tmp_path / "script.py").write_text(BEST)
-    finished = succeed(run_script(session_hpcdl, tmp_path / "script.py", ranks=2, cwd=tmp_path))
+    finished = succeed(run_script(session_hpcdl, tmp_path / "script.py", kind, ranks=2, cwd=tmp_path))
     (line,) = [line for line in finished.err.splitlines() if " times and rank 1 " in line]
-    assert "rank 0 saved best.weights.h5 2 times and rank 1 3 times" in line
+    assert f"rank 0 saved {name} 2 times and rank 1 3 times" in line
 
 
 READS = """

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import sys
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,8 @@ _NO_FOLDER = -1
 """What Python notes of a rename without descriptors of folders, which hpcdl's own saving for all ranks has."""
 _WROTE = "wrote {}: what one wrote may be lost"
 _APPENDED = "appended to {}: it has what each wrote"
+_NUMBERED = re.compile(r"-\d+\.index$")
+"""The end of the files that tf.train.Checkpoint numbers, one after the other."""
 _REMEDY = "write it on one rank (`if hpcdl.rank() == 0:`), or with the rank in its name"
 
 
@@ -93,7 +96,10 @@ class WrittenFiles:
 
 def of_unequal_saves(number_by_path: Mapping[str, int], communicator: Communicator) -> str:
     """Return the warning if two ranks have saved to one path, but not as often, or nothing. Collective."""
-    first, *others = communicator.allgather_json(dict(itertools.islice(number_by_path.items(), _MOST_FILES)))
+    counts = Counter[str]()
+    for path, number in itertools.islice(number_by_path.items(), _MOST_FILES):
+        counts[_NUMBERED.sub("", path)] += number
+    first, *others = communicator.allgather_json(counts)
     for rank, other in enumerate(others, 1):
         for path, number in first.items():
             if other.get(path, number) != number:

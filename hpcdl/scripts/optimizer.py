@@ -44,13 +44,17 @@ from hpcdl.scripts.periodic import PeriodicExchange
 from hpcdl.scripts.process.group import ScriptGroup
 from hpcdl.scripts.process.measure import use_kernels_of_launch
 from hpcdl.scripts.process.session import session, warn_once
-from hpcdl.scripts.process.undistributed import note_distributed
+from hpcdl.scripts.process.undistributed import in_fit, note_distributed
 from hpcdl.step.keras_internals import CLIP, UPDATE, accumulators_of, trained_by
 from hpcdl.strategies.base.graph import call_python
 from hpcdl.supervision.runtime import device_in_use
 
 _OLD_KERAS = ("tf_keras.", "tensorflow.python.keras.", "keras.src.legacy.optimizers")
 """Prefixes of the modules that hold the optimizers of Keras 2."""
+_TAPE_ALONE = (
+    "this fit takes gradients by hpcdl.DistributedGradientTape, but its optimizer is plain Keras: metrics, files and "
+    "the end of an epoch are each rank's own; give it callbacks=[hpcdl.callbacks()] on every rank"
+)
 
 
 def DistributedOptimizer(  # noqa: N802  as Keras names
@@ -473,6 +477,8 @@ class DistributedGradientTape:
     @unconverted
     def gradient(self, target: Any, sources: Any, *args: Any, num_samples: Any = None, **kwargs: Any) -> Any:
         """Return the combined gradients, structured as `sources`. `num_samples` is for `average_over="samples"`."""
+        if in_fit() and not session().communicator.monitor.script_steps.counted:
+            warn_once(self._group, "a fit with a tape alone", _TAPE_ALONE)
         flat = tf.nest.flatten(sources)
         gradients = self._tape.gradient(target, flat, *args, **kwargs)
         variables = [source for source in flat if hasattr(source, "assign")]

@@ -253,3 +253,34 @@ def test_without_callbacks_a_fit_is_the_same_and_files_are_whole(session_hpcdl: 
     reported = [sum(word in line for line in lines) for word in ("XLA", "rank 0 alone", "(rank 0 4, rank 1 5)")]
     assert reported == [1, 1, 3], "once, once, and in each of three epochs"
     assert len((tmp_path / "log.csv").read_text().splitlines()) == 3
+
+
+TAPE_ALONE = """
+import sys
+import hpcdl
+hpcdl.init(60)
+import keras, numpy as np
+class Own(keras.Sequential):
+    def train_step(self, data):
+        with hpcdl.DistributedGradientTape() as tape: loss = self.compute_loss(y=data[1], y_pred=self(data[0]))
+        gradients = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply(gradients, self.trainable_weights)
+        return self.compute_metrics(data[0], data[1], self(data[0]))
+x = np.random.default_rng(hpcdl.rank()).normal(size=(16, 3)).astype("float32")
+model = Own([keras.Input((3,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse", metrics=["mae"])
+callbacks = [hpcdl.callbacks()] if sys.argv[1] == "given" else []
+history = model.fit(x, x.sum(1), batch_size=8, epochs=2, verbose=0, callbacks=callbacks).history
+print("alike", len(set(map(str, hpcdl.allgather_object(history["mae"])))) == 1)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["given", "missing"])
+def test_a_fit_with_a_tape_and_a_plain_optimizer_is_told_of_callbacks(
+    session_hpcdl: CommandLine, tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "script.py").write_text(TAPE_ALONE)
+    finished = succeed(run_script(session_hpcdl, tmp_path / "script.py", kind, ranks=2, cwd=tmp_path))
+    assert finished.out.count(f"alike {kind == 'given'}") == 2
+    assert finished.err.count("give it callbacks=[hpcdl.callbacks()] on every rank") == (kind == "missing")

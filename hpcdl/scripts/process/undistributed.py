@@ -26,6 +26,7 @@ ALLOWED_VARIABLE = "HPCDL_ALLOW_UNDISTRIBUTED"
 CHOSEN = "over_ranks"
 """The attribute of a variable that holds the argument of `hpcdl.combine`."""
 _REMEDY = "write optimizer=hpcdl.DistributedOptimizer({name}(...)), or use hpcdl.DistributedGradientTape"
+FIT = "model.fit"
 _MEANT = "where that is meant, add --allow-undistributed before the script"
 
 
@@ -48,6 +49,11 @@ class TrainingWatch:
         """Whether the script has made an optimizer or a tape distributed: only then may hpcdl itself set weights."""
         self._loop = "a loop of its own"
         self._warned: dict[str, str] = {}
+
+    @property
+    def loop(self) -> str:
+        """What trains at the moment."""
+        return self._loop
 
     def exchanged(self, variables: Iterable[Any] | None) -> None:
         """Record that gradients of `variables`, or other arrays (None), are summed over ranks. Called in tracing."""
@@ -143,6 +149,11 @@ class TrainingWatch:
 
 
 _watches: list[TrainingWatch] = []
+
+
+def in_fit() -> bool:
+    """Return whether a `fit` of a model is under way on one of several ranks."""
+    return any(watch.loop == FIT for watch in _watches)
 
 
 def _key_of(variable: Any) -> str:

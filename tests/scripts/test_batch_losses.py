@@ -137,6 +137,8 @@ class Own(keras.Sequential):
         gradients = tape.gradient(loss, self.trainable_weights)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_weights))
         return {"loss": loss}
+class Computes(keras.Sequential):
+    def compute_loss(self, x, y, y_pred, *_, **__): return value(self.text, y_pred - y)
 def loop(model, Tape, run):
     optimizer = keras.optimizers.SGD(0.01)
     optimizer = optimizer if Tape is hpcdl.DistributedGradientTape else hpcdl.DistributedOptimizer(optimizer)
@@ -149,7 +151,8 @@ def loop(model, Tape, run):
 dense = lambda: keras.layers.Dense(1, activity_regularizer="l2", kernel_regularizer="l2")
 for text in texts:
     first = [keras.Input((4,))]
-    model = Own([*first, dense()]) if kind != "added" else keras.Sequential([*first, Adds(text), dense()])
+    kinds = {"added": lambda layers: keras.Sequential([layers[0], Adds(text), layers[1]]), "computed": Computes}
+    model = kinds.get(kind, Own)([*first, dense()])
     model.text = text
     if kind.startswith("loop"):
         for words in (kind, "eager", "tape", "") if len(texts) > 1 else (kind,):
@@ -191,6 +194,8 @@ def test_a_sum_is_a_mean_where_the_number_of_samples_divides_it(divisors: list[f
     [
         ("own", 24, MEANS),
         ("added", 24, MEANS),
+        ("computed", 24, [*MEANS, "keras.losses.MeanSquaredError('mean_with_sample_weight')(v, 2 * v, v[:, 0] > 0)"]),
+        ("computed", 24, ["total(v ** 2)"]),
         ("own", 25, ["total(v ** 2)"]),  # a last batch of another size: the number is unknown when the step is traced
         ("added", 24, ["tf.reduce_mean(v) - 0.01 * keras.ops.sum(v ** 2)"]),
         ("own", 24, ["tf.nn.compute_average_loss(total(v ** 2, -1), global_batch_size=16)"]),
@@ -208,7 +213,11 @@ def test_sums_over_a_batch_are_found_where_no_loss_function_has_them(
     (tmp_path / "script.py").write_text(SUMS)
     words = ["run", "--ranks", "2", "--run-dir", tmp_path / "run", tmp_path / "script.py", kind, str(number), *texts]
     ended = session_hpcdl(words)
-    what = {"own": "a loss in train_step", "added": "a loss given to add_loss"}.get(kind, "a loss in a loop")
+    what = {
+        "own": "a loss in train_step",
+        "computed": "a loss in compute_loss",
+        "added": "a loss given to add_loss",
+    }.get(kind, "a loss in a loop")
     assert ended.code == 0, ended.err
     assert ended.err.count(f"warning: {what} adds up the samples") == (len(texts) == 1)
     assert ended.err.count(SUM) == (len(texts) == 1)
@@ -280,6 +289,7 @@ def test_samples_meet_in_a_square_product_or_where_a_mask_has_gaps(shown: Any, e
         ("own", "tf.reduce_mean(tf.matmul(v, v, transpose_b=True) ** 2)", "compares the samples of a batch"),
         ("own", "total(v ** 2) / (0.01 + total(tf.cast(v > 0, v.dtype)))", "divides by a sum"),
         ("loop", "tf.sqrt(tf.reduce_mean(v ** 2))", OTHER),
+        ("computed", "tf.reduce_mean(tf.matmul(v, v, transpose_b=True) ** 2)", "a loss in compute_loss compares"),
     ],
 )
 def test_a_step_of_the_scripts_own_in_which_samples_meet_is_named_once(

@@ -26,6 +26,8 @@ ROUNDING = 1e-4
 PASSING = ("Identity", "Cast", "Neg", "StopGradient")
 SCALING = ("Mul", "RealDiv", "DivNoNan")
 ADDING = ("Add", "AddV2", "AddN", "Sub")
+EXACT = "exact_over_ranks"
+"""Name of a tensor whose mean over the ranks is what one process has, however it is computed."""
 _REDUCING = ("Sum", "Mean", "Max", "Min", "Prod")
 _DIVIDING = ("RealDiv", "DivNoNan")
 _BENDING = ("Sqrt", "Rsqrt", "Square", "Pow", "SquaredDifference", "Log", "Log1p", "Exp", "Abs", "Maximum", "Minimum")
@@ -82,7 +84,7 @@ def _not_linear(loss: Any, number: int | None) -> tuple[Any, Any] | None:
     waiting, seen = [loss], set[int]()
     while waiting and len(seen) < MOST_TENSORS:
         current = waiting.pop()
-        if id(current) in seen or _over_batch(current, number):
+        if id(current) in seen or is_exact(current) or _over_batch(current, number):
             continue
         seen.add(id(current))
         kind, inputs = current.op.type, _passed_by(current)
@@ -131,6 +133,11 @@ def _over_batch(tensor: Any, number: int | None) -> bool:
         first if operation.get_attr("transpose_a") else first.op.inputs[0] if first.op.type == "Transpose" else None
     )
     return turned is not None and has_rows(turned, number)
+
+
+def is_exact(tensor: Any) -> bool:
+    """Return whether hpcdl has weighed a part of a loss over the ranks."""
+    return str(tensor.op.name).rpartition("/")[2].startswith(EXACT)
 
 
 def takes_rows(operation: Any) -> bool:

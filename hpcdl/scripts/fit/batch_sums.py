@@ -22,6 +22,7 @@ from hpcdl.scripts.fit.batch_mixes import (
     ROUNDING,
     SCALING,
     has_rows,
+    is_exact,
     look_for_mixes,
     takes_rows,
 )
@@ -34,18 +35,19 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def batch_sums_checked(group: ScriptGroup, rows: Callable[[], Sequence[Any]], *, own_step: bool) -> Iterator[None]:
+def batch_sums_checked(group: ScriptGroup, rows: Callable[[], Sequence[Any]], own: str = "") -> Iterator[None]:
     """Trace a training step inside this context: its sums over a batch are looked at in its first batch.
 
-    `rows`: the tensors of the batch. `own_step`: look at what tapes derive, else at what layers add to the loss.
+    `rows`: the tensors of the batch. `own`: the script's own method whose loss tapes derive; without one look at what
+    layers add to the loss.
     """
-    owner, name = (tf.GradientTape, "gradient") if own_step else (keras.layers.Layer, "add_loss")
+    owner, name = (tf.GradientTape, "gradient") if own else (keras.layers.Layer, "add_loss")
     plain, losses = getattr(owner, name), list[Any]()
 
     @functools.wraps(plain)
     def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = [*args, *kwargs.values()]
-        if not own_step or has_variables(given[1:2]):
+        if not own or has_variables(given[1:2]):
             losses.extend(tf.nest.flatten(given[:1]))
         return plain(self, *args, **kwargs)
 
@@ -58,7 +60,7 @@ def batch_sums_checked(group: ScriptGroup, rows: Callable[[], Sequence[Any]], *,
     batch = rows()
     if tf.executing_eagerly() or not batch:
         return
-    look_at(group, "a loss in train_step" if own_step else "a loss given to add_loss", losses, batch[0])
+    look_at(group, f"a loss in {own}" if own else "a loss given to add_loss", losses, batch[0])
 
 
 def look_at(group: ScriptGroup, what: str, losses: Sequence[Any], rows: Any) -> None:
@@ -85,7 +87,7 @@ def divisors_of_sum(loss: Any, number: int | None) -> list[float]:
     waiting, seen = [(loss, [1.0])], set[int]()
     while waiting and len(seen) < MOST_TENSORS:
         current, divisors = waiting.pop()
-        if id(current) in seen:
+        if id(current) in seen or is_exact(current):
             continue
         seen.add(id(current))
         operation = current.op

@@ -25,6 +25,7 @@ import tensorflow as tf
 from hpcdl.core.errors import UsageError
 from hpcdl.scripts.collectives import tensors
 from hpcdl.scripts.fit.batch_losses import batch_losses_checked
+from hpcdl.scripts.fit.batch_mixes import EXACT
 from hpcdl.scripts.fit.batch_sums import batch_sums_checked
 from hpcdl.scripts.fit.samples import note_samples
 from hpcdl.step.keras_internals import losses_weighed
@@ -83,11 +84,11 @@ def weighed_over_ranks(group: ScriptGroup) -> Iterator[None]:
 
     def weigh(loss: Any, denominator: Any) -> Any:
         if denominator is None:
-            return loss * group.size
+            return tf.identity(loss * group.size, EXACT)
         own_denominator = tf.stop_gradient(tf.cast(denominator, tf.float64))
         (total,) = tensors.allreduce(group, [own_denominator], "sum")
         weight = tf.math.divide_no_nan(own_denominator * group.size, tf.stop_gradient(total))
-        return loss * tf.cast(weight, loss.dtype)
+        return tf.identity(loss * tf.cast(weight, loss.dtype), EXACT)
 
     with losses_weighed(weigh):
         yield
@@ -233,12 +234,14 @@ def prepare_model(model: Any) -> None:
 
 
 def _sharing(model: Any, train_step: Callable[[Any], Any], group: ScriptGroup) -> Callable[[Any], Any]:
+    own = "compute_loss" if type(model).compute_loss is not keras.Model.compute_loss else ""
+
     def sharing(data: Any) -> Any:
         averages = getattr(model.optimizer, "averages_ranks", False)
         with (
             weighed_over_ranks(group) if averages else contextlib.nullcontext(),
             batch_losses_checked(group) if averages else contextlib.nullcontext(),
-            batch_sums_checked(group, rows_of_batch, own_step=False) if averages else contextlib.nullcontext(),
+            batch_sums_checked(group, rows_of_batch, own) if averages else contextlib.nullcontext(),
             getattr(model.optimizer, "sharing_loss", contextlib.nullcontext)(),
         ):
             return train_step(data)
@@ -249,7 +252,7 @@ def _sharing(model: Any, train_step: Callable[[Any], Any], group: ScriptGroup) -
 def _summing(model: Any, train_step: Callable[[Any], Any], group: ScriptGroup) -> Callable[[Any], Any]:
     def summing(data: Any) -> Any:
         averages = any(getattr(optimizer, "averages_ranks", False) for optimizer in optimizers_of(model))
-        with batch_sums_checked(group, rows_of_batch, own_step=True) if averages else contextlib.nullcontext():
+        with batch_sums_checked(group, rows_of_batch, "train_step") if averages else contextlib.nullcontext():
             return train_step(data)
 
     return _of_batch(model, functools.wraps(train_step)(summing))

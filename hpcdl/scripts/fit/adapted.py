@@ -84,7 +84,10 @@ def adapt(layer: Any, data: Any) -> None:
             layer.update_state(rows)
         layer.finalize_state()
     else:
-        raise UsageError(f"{type(layer).__name__} has no update_state: hpcdl.adapt does not know how it learns")
+        raise UsageError(
+            f"{type(layer).__name__} has no update_state: hpcdl.adapt does not know how it learns; call its own adapt "
+            "on every rank with the data of all ranks, before hpcdl.dataset"
+        )
 
 
 def _adapt_moments(layer: Any, data: Any, group: ScriptGroup) -> None:

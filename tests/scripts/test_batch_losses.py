@@ -56,6 +56,41 @@ for eager in (False, True):
 """
 
 
+def test_a_loss_is_looked_at_again_when_the_network_has_learnt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import keras
+    import tensorflow as tf
+
+    from hpcdl.comm.threads import alone
+    from hpcdl.scripts.fit import batch_losses
+    from hpcdl.scripts.process.group import ScriptGroup
+
+    texts: list[str] = []
+    monkeypatch.setattr(batch_losses, "warn_once", lambda _, key, text: texts.append(text))
+
+    class Masked(keras.losses.Loss):
+        def call(self, y_true: Any, y_pred: Any) -> Any:
+            mask = tf.cast(y_true > 0, y_pred.dtype)
+            return tf.reduce_sum(mask * y_pred) / tf.reduce_sum(mask)
+
+    looks = batch_losses.BatchLoss(ScriptGroup(alone()), Masked(name="masked"))
+    seen = []
+    plain = looks.look
+    monkeypatch.setattr(looks, "look", lambda *given: seen.append(float(given[1][0])) or plain(*given))
+
+    @tf.function
+    def step(true: Any, got: Any) -> None:
+        looks.trace(true, got)
+
+    true = tf.constant([1.0, 0.0, 1.0, 1.0])
+    for number in range(1, 10):
+        got = tf.constant([1.0, 1.0, 1.0, 1.0]) if number < 7 else tf.constant([2.0, 1.0, 1.0, 1.0])
+        step(true, got)
+    assert seen == [1.0, 1.0, 2.0], "batches 1, 3 and 7, and none after a warning"
+    assert len(texts) == 1 and OTHER in texts[0]
+
+
 def test_sparse_values_are_left_alone() -> None:
     import keras
     import tensorflow as tf

@@ -2,7 +2,7 @@
 
 Each rank computes it from its own share of a batch, and the mean over the ranks is another number. A sum, a contrast
 with the other samples, and a division by what a batch holds are examples. No type or shape says which one it is: the
-loss of the first batch is compared with those of its halves.
+loss of a batch is compared with those of its halves.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 _ROUNDING = 1e-4
 """Relative difference that rounding may make; losses are in float32."""
 
+_MOST_LOOKS = 7
+_MOST_VALUES = 1_000_000
+"""In the outputs for a batch of which more than the first is looked at."""
+
 
 @contextlib.contextmanager
 def batch_losses_checked(group: ScriptGroup) -> Iterator[None]:
@@ -46,33 +50,48 @@ def batch_losses_checked(group: ScriptGroup) -> Iterator[None]:
 
 
 class BatchLoss:
-    """One loss, until its first batch of two samples or more."""
+    """One loss, in its batches 1, 3, 7, ...: before a network has learnt, all samples may have nearly the same loss."""
 
     def __init__(self, group: ScriptGroup, loss: Any) -> None:
-        self._group, self._loss, self._done = group, loss, False
+        self._group, self._loss, self._done, self._num_looks = group, loss, False, 0
         with outside_graphs():  # a function that is traced again refuses new variables
             self._on = tf.Variable(True, trainable=False, name="looks_at_loss")
+            self._waits = tf.Variable(0, trainable=False, name="batches_before_next_look")
 
     def trace(self, y_true: Any, y_pred: Any) -> None:
         """Add what looks at a batch to the training step; it does nothing in later steps."""
         rows = [y_true, y_pred]
         if self._done or not all(isinstance(values, tf.Tensor) and values.shape.rank for values in rows):
             return
-        tf.cond(self._on, lambda: call_python(self.look, rows, tf.bool), lambda: tf.constant(True))
+
+        def wait() -> Any:
+            with tf.control_dependencies([self._waits.assign_sub(1)]):
+                return tf.constant(True)
+
+        def look_or_wait() -> Any:
+            return tf.cond(tf.equal(self._waits, 0), lambda: call_python(self.look, rows, tf.bool), wait)
+
+        tf.cond(self._on, look_or_wait, lambda: tf.constant(True))
 
     def look(self, y_true: Array, y_pred: Array) -> bool:
         """Warn if the loss of a batch is neither one value for each sample nor their mean."""
         number, half = len(y_pred), len(y_pred) // 2
         if half and not self._done and len(y_true) == number:
-            self._done = True
-            self._on.assign(False)
+            self._num_looks += 1
+            self._waits.assign(2**self._num_looks - 1)
+            more = False
             with contextlib.suppress(Exception):  # the loss may need a whole batch, or tensors of the graph
                 whole, *halves = (
                     self._of(y_true[rows], y_pred[rows]) for rows in (slice(None), slice(half), slice(half, None))
                 )
                 if text := verdict(whole, *halves, share=half / number):
                     warn_once(self._group, f"said what {self._loss.name} is", f"the loss {self._loss.name} {text}")
-            self._loss = None  # its function may hold a model
+                is_one = not whole.ndim  # else a value for each sample
+                more = is_one and not text and self._num_looks < _MOST_LOOKS and y_pred.size < _MOST_VALUES
+            if not more:
+                self._done = True
+                self._on.assign(False)
+                self._loss = None  # its function may hold a model
         return True
 
     def _of(self, y_true: Array, y_pred: Array) -> Array:

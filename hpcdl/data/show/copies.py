@@ -18,23 +18,13 @@ from hpcdl.data.sources.base.source import Array
 
 INSPECTED = 32
 """Part of the key, with the data's seed, that selects the samples to inspect."""
-
-
 _FOLD = np.uint64(0x100000001B3)  # the prime of FNV-1a for 64 bits
-
-
 _MANY = 64
 """Numbers along one axis from which on two samples are not alike by chance."""
-
-
 MANY_REPEATS = 10
 """Repeats within a split are warned of if they are at least one sample in MANY_REPEATS."""
-
-
 _MOST_TURNED, _TURNED_BYTES = 128, 1 << 24
 """Samples of a split, and their bytes, that are searched for in train, mirrored and turned."""
-
-
 MOST_COMPARED = 1 << 24
 """Samples of a data set that are compared without being asked for: it takes some seconds and 0.5 GB."""
 

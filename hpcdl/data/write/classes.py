@@ -21,26 +21,14 @@ from hpcdl.data.write.division import Counts
 _MISSING = frozenset(
     {"", "nan", "n/a", "#n/a", "<na>", "null", "?", "unlabeled", "unlabelled", "unsup", "unsupervised"}
 )
-
-
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
-
-
 _JOINT = re.compile(r"(?<=[^\W\d_])[\s_-]+(?=[^\W\d_])")
 """What joins words of a name."""
-
-
 _MISSING_AS_WRITTEN = frozenset({"NA", "None"})
 """Python's and R's words, case-sensitive; "none" is a usual name for a class."""
-
-
 _YES, _NO = frozenset({"yes", "y", "true", "t", "1"}), frozenset({"no", "n", "false", "f", "0"})
-
-
 _FEW_FOLDERS = 3
 """A folder is made on purpose, unlike a cell of a table: among so few of them a word is a class."""
-
-
 _LIST = re.compile(r"\[.*\]|\(.*[, ].*\)|\{.*\}|-?[0-9]+(?:[ ,]+-?[0-9]+)+", re.DOTALL)
 
 
@@ -210,8 +198,6 @@ def _remarks_on_unseen(names: Sequence[str], counts: Mapping[str, Counts]) -> li
 
 _FEW_SAMPLES, _MANY_SAMPLES, _MOST_OF_ALL = 2, 50, 0.9
 """Samples of a class that are few where the median of classes has many, and the share that makes accuracy useless."""
-
-
 _LONGEST_NAME = 1000
 
 

@@ -15,8 +15,6 @@ from hpcdl.data.sources.base.source import (
 )
 
 Counts = npt.NDArray[np.int64]
-
-
 _SMALL_CLASS = 16
 
 

@@ -31,8 +31,6 @@ from hpcdl.data.write.request import LayoutConfig
 
 _DECODED, _MOST_DECODED = 3, 4 << 20
 """Images of a class that are decoded, and the bytes of all of them."""
-
-
 _HEADERS = 500
 """At most this number of image files of a split are read for size and colours; the writing checks the rest."""
 

@@ -20,13 +20,9 @@ from hpcdl.data.sources.base.words import word_chunks
 
 _FEWEST_ROWS, _SAME = 10, 1e-4
 """A column is compared with the target if it has this number of rows; and how near, in standard deviations, it is."""
-
-
 _LEAST_ORDERED, _LEAST_RANKS, _ALIKE = 100, 20, 0.999
 """Rows and different numbers from which on a column's order is compared with the target's, and the rank correlation
 from which on these orders are said to be one."""
-
-
 _SERIES = re.compile(r"(?:series|session|recording|episode|trajectory|sequence)(?:_?(?:nr|no|number))?")
 """Names of columns of numbers that say which rows are one series."""
 

@@ -20,46 +20,24 @@ _MARKS = (-99, -999, -9999, -99999, -999999, 99, 999, 9999, 99999, 999999, 99.9,
           -32768, -(2**31), 1e20, 1e30, 1e36, 9.969209968386869e36, -1e20, -1e30, -1e34,
           -3.4028234663852886e38, 3.4028234663852886e38, -1.7976931348623157e308)  # fmt: skip
 """Numbers that files have for missing ones: of netCDF, CMIP, GDAL, and tables."""
-
-
 _LOW_MARKS, _LOW_GAP, _FEWEST_MARKED, _LEAST_DIFFERENT = (0, -1), 0.2, 2, 20
 """Numbers for missing ones among positive ones (no glucose of 0, no age of -1): the part of the others' range that they
 are below it, how many there must be, and the different numbers that make the others a quantity."""
-
-
 _NUMBERS_SHOWN = 5
-
-
 _APART, _DRAWN, _LEAST_COMPARED = 10, 100_000, 100
 """Splits are compared by about _DRAWN values each, if there are _LEAST_COMPARED."""
-
-
 _WINDOWS, _LEAST_OVERLAP, _LONGEST_WINDOW = 4, 3, 100_000
 """Samples compared to find overlapping windows, the values that they must share, and the longest that are compared."""
-
-
 _COMPARED, _READ, _FEW = 32, 1 << 22, 10
 """Windows of a split that are searched in train, the values of train that are read, and the part (one in _FEW) that a
 border in time may share."""
-
-
 _FEWEST_EMPTY = 10
-
-
 _COLOURS_DRAWN = 1 << 16
 """Most pixels of a piece of masks whose colours are counted."""
-
-
 _MOST_ROWS = 1 << 14
-
-
 _FACTORS, _DRAWN_APART = (10, 100, 255, 1000, 65535, 1e6), 100
 """Factors between usual units, and the part (one in _DRAWN_APART) of values that makes a range of its own."""
-
-
 _UNEVEN, _LARGE = 1000, 100
-
-
 _PICTURES, _BYTES_FROM = 16, 100
 """Pictures that are looked at, and the number from which on floats are not scaled: pixels from 0 to 255."""
 

@@ -40,8 +40,6 @@ MOST_ARRAY_BYTES = 0x7FFFF000
 """Limit for a sample: Linux reads no more in one call."""
 _MOST_OPEN = 64
 """Most files that one reader keeps open: a source may have a file for each sample."""
-
-
 LAST = "last"
 """The value of --sample-axis for samples along the last axis of arrays."""
 

@@ -15,36 +15,20 @@ from hpcdl.data.sources.base.source import (
 from hpcdl.data.sources.base.splits import some
 
 _MAPPED_SHOWN = 5
-
-
 _PADDED = re.compile(r"-?0[0-9]+")
-
-
 NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-
-
 FEW_CLASSES = 50
-
-
 _LEAST_SAMPLES = 4
 """The user is asked about more classes than FEW_CLASSES if they have fewer samples each than this."""
-
-
 _QUANTITY = re.compile(
     r"[<>~]?[+-]?(?:[0-9.,]+ +[^\W\d_]{1,4}[\u00b2\u00b3]?"
     r"|[0-9]+[.,][0-9]+ ?(?:[^\W\d_]{1,4}|%)|[0-9]+(?:[:/-][0-9]+)+(?:[ T].*)?)"
 )
 """5 kg, 0.5kg, 12:03, 2024-01-05, 20-29."""
-
-
 _WIDE, _FEWEST_FILLED = 100, 10
 """The user is asked about class numbers in a range of _WIDE and more that is not filled to a tenth, and about as many
 as _FEWEST_FILLED with gaps."""
-
-
 MOST_CLASSES = 1_000_000
-
-
 CLASS_LISTS = ("class_names", "classes", "label_names", "target_names", "class_labels", "category_names", "categories")
 """Names of arrays that list the classes of integer labels."""
 

@@ -6,23 +6,15 @@ import re
 
 _GROUP = re.compile(r"(?:patient|subject|participant|person|user|speaker|animal|group|cluster|donor|writer)s?(?:id)?")
 """Names of what several samples belong to."""
-
-
 _TIME = re.compile(r"(?:date|time|datetime|timestamp|year)s?")
-
-
 _MEASURED = re.compile(
     r"ages?|prices?|costs?|scores?|ratings?|quality|counts?|energy|energies|mass|masses|weights?|heights?|lengths?"
     r"|temperatures?|pressures?|speeds?|velocity|velocities|distances?|durations?|salary|income|amounts?|quantity"
     r"|intensity|redshift|dose|doses|bmi|mpg|points"
 )
 """Last words in names of quantities, which whole numbers may be too."""
-
-
 _OF_IDS = ("id", "ids", "uid", "uuid", "idx", "index", "number", "nr", "key", "serial", "timestamp")
 """Last words in names of ids."""
-
-
 _OF_ROWS = re.compile(r"row_?names?|(?:s|sr|sl|serial|row|record|obs|sample)_?(?:no|num)|row|rows|record")
 """Names of the numbers of rows; R calls them rownames."""
 

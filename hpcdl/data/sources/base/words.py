@@ -16,11 +16,7 @@ from hpcdl.data.sources.base.splits import some, typed
 
 MOST_ONE_HOT = 1000
 """The limit on words for one-hot encoding: more would make it larger than any table."""
-
-
 _MOST_WORDS = 1_000_000
-
-
 _SHOWN = 20
 
 

@@ -175,6 +175,8 @@ def _check(trial: Any) -> None:
     """Raise ValueError if a trial of a journal holds something that no search has written."""
     if not isinstance(trial.user_attrs.get("settings", {}), dict):
         raise ValueError(f"the settings of trial {trial.number} are no table")
+    if not all(isinstance(value, float) for value in trial.values or ()):
+        raise ValueError(f"a result of trial {trial.number} is no number")
     if any(isinstance(value, int) and abs(value) >= 2**63 for value in trial.params.values()):
         raise ValueError(f"a setting of trial {trial.number} is not a number of 64 bits")
 

@@ -19,7 +19,7 @@ import pytest
 
 from hpcdl.cli.study.search import as_document
 from hpcdl.config.search import SearchStudy
-from hpcdl.core.errors import ConfigError, UsageError
+from hpcdl.core.errors import ConfigError, CorruptError, UsageError
 from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.compose.build import compose
 from hpcdl.report.document import Figure, Listing, Table
@@ -27,7 +27,7 @@ from hpcdl.report.renderers.figures import svg
 from hpcdl.report.runs.searches import SearchRecord, SearchTrial, read_search
 from hpcdl.report.runs.sources import Gathered
 from hpcdl.report.sections.search import winner_line
-from hpcdl.study.proposals import FINISHED, Proposals
+from hpcdl.study.proposals import FINISHED, JOURNAL, Proposals
 from tests.conftest import ROOT, CommandLine
 from tests.study.searches import SPACE, TRAIN, make_search, run
 
@@ -262,6 +262,17 @@ def test_trials_of_another_job_do_not_compete(
     with pytest.raises(UsageError, match=reported):
         run(folder, make_search(folder, train=train, trials=NUM + 1, **flags), resume=True)
     assert len(starts(folder)) == NUM
+
+
+def test_a_journal_whose_result_is_no_number_is_damaged(tmp_path: Path) -> None:
+    search = make_search(tmp_path, space=THREE)
+    proposals = Proposals(tmp_path, search)
+    for value in (0.25, 0.5):
+        proposals.tell(proposals.ask().number, FINISHED, [value])
+    journal = tmp_path / JOURNAL
+    journal.write_text(journal.read_text().replace('"values":[0.5]', '"values":["0.5"]'))
+    with pytest.raises(CorruptError, match=r"is damaged: .*a result of trial 1 is no number"):
+        Proposals(tmp_path, search)
 
 
 def test_killed_three_times_nothing_is_lost_or_counted_twice(tmp_path: Path) -> None:

@@ -41,12 +41,17 @@ class ArrayFile:
         self._arrays: dict[str, Any] = {}
         self._linked: dict[str, Any] = {}
         self._file: Any = None
-        with self._reading():
-            self._file = h5py.File(path, "r", locking=False)
-            if follow:
-                self._linked = arrays_linked(self._file)
-            else:
-                arrays_inside(self._file)
+        try:
+            with self._reading():
+                self._file = h5py.File(path, "r", locking=False)
+                if follow:
+                    self._linked = arrays_linked(self._file)
+                else:
+                    arrays_inside(self._file)
+        except SourceError:
+            if self._file is not None:
+                self._file.close()  # the error's traceback would keep it open
+            raise
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:

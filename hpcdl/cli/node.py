@@ -171,7 +171,7 @@ def tune_threads(
     with commentary.progress("tuning", settings.search.budget) as bar:
         tuned = tune(run_plan, resume=resume, notify=lambda state: bar.update(state.seconds, _note(state)))
     _show_result(tuned, settings, json, commentary)
-    if tuned.path is not None and run_plan.engine.bfloat16:
+    if run_plan.engine.bfloat16:
         how = typed("bench", "step", "--model", tuned.profile.model, "--batch-size", str(tuned.profile.batch_size))
         commentary.say(
             f"this processor multiplies bfloat16 ({run_plan.engine.bfloat16}), which is never chosen for you: "
@@ -248,20 +248,15 @@ def _note(state: Any) -> str:
 
 
 def _show_result(tuned: Tuned, settings: TuneConfig, json: bool, commentary: Commentary) -> None:
-    from hpcdl.node.profile import as_document, describe
+    from hpcdl.node.profile import as_document
 
     if json:
-        document = as_document(tuned.profile) | {"path": str(tuned.path) if tuned.path else None, "log": str(tuned.log)}
+        document = as_document(tuned.profile) | {"path": str(tuned.path), "log": str(tuned.log)}
         print_json(document | {"num_samples": tuned.result.num_samples, "seconds": tuned.result.seconds})
-    elif tuned.path is not None:
-        _print_tables(tuned)
     else:
-        put(f"defaults: {describe(tuned.profile.settings)}")
+        _print_tables(tuned)
     for warning in tuned.result.warnings:
         say(f"warning: {warning}")
-    if tuned.path is None:
-        say("no trial ended within the budget: the defaults stay in force, nothing was stored; give a longer --budget")
-        return
     say(f"profile: {tuned.path}")
     if not tuned.result.settled:
         more = " and more --max-samples" if settings.search.max_samples else ""

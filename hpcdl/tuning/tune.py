@@ -21,6 +21,7 @@ from hpcdl.core.errors import HpcdlError, StoppedEarly, UsageError
 from hpcdl.core.processes.streams import caught
 from hpcdl.core.storage.disk import check_outputs, make_output_folder
 from hpcdl.core.storage.lock import writing
+from hpcdl.core.units import format_seconds
 from hpcdl.models.table import check_model_spec, model_name
 from hpcdl.node.accelerators import ask_tensorflow, choose, described
 from hpcdl.node.engine import Engine, find_engine
@@ -209,11 +210,11 @@ class PreparedSearch:
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """The result of a search. `path` is None if nothing was stored, because no trial succeeded in time."""
+    """The result of a search, stored at `path`."""
 
     profile: Profile
     result: SearchResult
-    path: Path | None
+    path: Path
     log: Path
 
 
@@ -278,7 +279,7 @@ def tune(
     notify: Callable[[SearchProgress], None] = lambda _: None,
 ) -> Tuned:
     """Search, and store the profile of the best. Raises StoppedEarly after a signal (results are stored all the same),
-    HpcdlError if every trial failed.
+    HpcdlError if no trial succeeded.
     """
     config = run_plan.config
     base = _base_profile(run_plan)
@@ -305,7 +306,8 @@ def tune(
     if search_result.choice is None:
         if search_result.trials:
             raise HpcdlError(f"no trial succeeded; {search_result.warnings[0]}; the log is {log.path}")
-        return Tuned(profile=profile, result=search_result, path=None, log=log.path)
+        budget = format_seconds(config.search.budget)
+        raise HpcdlError(f"no trial ended within the budget of {budget}: nothing was stored; give a longer --budget")
     return Tuned(profile=profile, result=search_result, path=path, log=log.path)
 
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,16 @@ import pytest
 
 from hpcdl.core.storage.lock import writing
 from hpcdl.node.accelerators import SeenByTensorflow
+from hpcdl.tuning.space import Candidate
+from hpcdl.tuning.trials import Measurer, TrialOutcome
 
 Run = Callable[..., Any]
+
+
+def slow_measure(_: Measurer, candidate: Candidate, time_limit_s: float, prefix: Sequence[str] = ()) -> TrialOutcome:
+    """Play a trial that takes longer than its limit."""
+    time.sleep(time_limit_s)
+    return TrialOutcome(status="timeout", message="it took longer", seconds=time_limit_s)
 
 
 def test_replay_prints_what_the_contract_says(ask_hpcdl: Run, tmp_path: Path) -> None:
@@ -83,6 +92,15 @@ def test_two_searches_do_not_measure_into_one_log(ask_hpcdl: Run, tmp_path: Path
         done = ask_hpcdl(["tune-threads", "--model", "lenet", "--out", "p.toml"], cwd=tmp_path)
     assert done.code == 2 and "another hpcdl writes to p.trials.jsonl (pid" in done.err
     assert not (tmp_path / "p.trials.jsonl").exists()
+
+
+def test_a_search_that_measured_nothing_has_failed(
+    monkeypatch: pytest.MonkeyPatch, ask_hpcdl: Run, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("hpcdl.tuning.tune.Measurer.measure", slow_measure)
+    done = ask_hpcdl(["tune-threads", "--model", "lenet", "--budget", "1s", "--out", "p.toml"], cwd=tmp_path)
+    assert done.code == 1 and "no trial ended within the budget of 1 s: nothing was stored" in done.err
+    assert done.out == "" and not (tmp_path / "p.toml").exists()
 
 
 @pytest.mark.mpi

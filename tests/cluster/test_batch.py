@@ -295,6 +295,15 @@ def test_train_gets_ranks_run_folder_and_resume() -> None:
     assert str(run_dir) == "mine" and named.command == [*TRAIN, "--run-dir=mine", "--ranks", "1"]
 
 
+def test_a_config_file_with_other_ranks_than_the_job_is_warned_of(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('ranks = 8\nrun_dir = "mine"\n')
+    for words, warned in ((["--nodes", "4"], True), (["--nodes", "4", "--ranks-per-node", "2"], False)):
+        shown = ask_hpcdl(["submit", "--dry-run", *words, "--", *TRAIN, "--config", "c.toml"], cwd=tmp_path)
+        said = "warning: c.toml has ranks = 8, but --nodes 4 x --ranks-per-node 1 = 4, which counts"
+        assert shown.code == 0 and (said in shown.err) == warned == ("warning" in shown.err), shown.err
+        assert "--run-dir mine" in shown.out
+
+
 def test_infer_gets_ranks_and_continues() -> None:
     words = ["infer", "runs/a", "--data", "shards", "--out", "outputs"]
     made, run_dir = plan_job(Wanted(command=words, nodes=4, ranks_per_node=2, until_done=True, stage_env=True))

@@ -71,6 +71,8 @@ def submit(
         raise UnknownNameError("command for a job", command[0], COMMANDS)
     settings = load_submit(flags)
     wanted = submission.wanted_by(settings.config, command, name=name)
+    if doubt := submission.overridden(wanted):
+        say(f"warning: {doubt}")
     if dry_run:
         _show_script(wanted, settings, json=json)
         return

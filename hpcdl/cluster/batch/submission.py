@@ -16,17 +16,16 @@ from hpcdl.cluster.batch.systems import SYSTEMS, JobRequest, NodeWishes
 from hpcdl.cluster.launchers import load_launcher
 from hpcdl.config.commands import BatchConfig, SubmitConfig
 from hpcdl.config.forms import is_trace_spec
-from hpcdl.config.load import all_settings
+from hpcdl.config.load import all_settings, file_layer
 from hpcdl.config.schema import ScriptConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.core.storage.disk import make_output_folder
-from hpcdl.core.storage.files import read_toml
 
 LONGEST_WARNING_S = 300.0
 """A checkpoint takes seconds to minutes; the batch system may also warn up to a minute early."""
 _WITH_RANKS = {"train", "run"}
-_STAGED = {*_WITH_RANKS, "infer"}
-"""Commands that accept --stage-env."""
+_SIZED = {*_WITH_RANKS, "infer"}
+"""Commands with as many ranks as the job has; they accept --stage-env."""
 _RESUMABLE = {"train", "run", "sweep", "infer"}
 _COMPUTES = {"bench", "certify", "doctor", "evaluate", "infer", "run", "shard", "sweep", "train", "tune-threads"}
 """Commands that get all CPUs of a node by default."""
@@ -84,7 +83,7 @@ def plan_job(wanted: Wanted, now: float | None = None) -> tuple[JobRequest, Path
         raise UsageError(
             f"--until-done goes with `train`, `run`, `infer` and `sweep`, and this is `{kind}`; leave it out"
         )
-    if wanted.stage_env and kind not in _STAGED:
+    if wanted.stage_env and kind not in _SIZED:
         raise UsageError(f"--stage-env goes with `train`, `run` and `infer`, and this is `{kind}`; leave it out")
     if wanted.time_s < 60:
         raise UsageError(f"--time {wanted.time_s:g}s: batch systems count in minutes; give 1m or more")
@@ -208,17 +207,31 @@ def _with_ranks(words: list[str], wanted: Wanted, num_ranks: int) -> list[str]:
     if asked is None:
         return [*words, "--ranks", str(num_ranks)]
     if asked != str(num_ranks):
-        raise UsageError(
-            f"--ranks {asked}, but --nodes {wanted.nodes} x --ranks-per-node {wanted.ranks_per_node} = {num_ranks}; "
-            "leave --ranks out"
-        )
+        raise UsageError(f"--ranks {asked}, but {_size(wanted)}; leave --ranks out")
     return words
+
+
+def _size(wanted: Wanted) -> str:
+    num_ranks = wanted.nodes * wanted.ranks_per_node
+    return f"--nodes {wanted.nodes} x --ranks-per-node {wanted.ranks_per_node} = {num_ranks}"
+
+
+def overridden(wanted: Wanted) -> str:
+    """Return a warning if a --config file of the command names other ranks than the job has; empty otherwise."""
+    words, _ = divided(wanted.command)
+    asked = _configured(words, "ranks") if words[0] in _SIZED else None
+    if asked is None or asked == str(wanted.nodes * wanted.ranks_per_node):
+        return ""
+    return (
+        f"{_value(words, '--config')} has ranks = {asked}, but {_size(wanted)}, which counts; "
+        "set both flags to what you need"
+    )
 
 
 def _completed(words: list[str], wanted: Wanted, num_ranks: int, name: str) -> tuple[list[str], Path]:
     """Return `train` or `run` with ranks and run directory, which is chosen here so that a requeued job finds it."""
     words = _with_ranks(words, wanted, num_ranks)
-    named = _value(words, "--run-dir") or _configured(words)
+    named = _value(words, "--run-dir") or _configured(words, "run-dir")
     run_dir = Path(named) if named else _free(Path("runs") / re.sub(r"[^A-Za-z0-9._-]", "_", name))
     if _value(words, "--run-dir") is None:
         words = [*words, "--run-dir", str(run_dir)]
@@ -236,11 +249,11 @@ def _free(run_dir: Path) -> Path:
     return next(path for path in itertools.chain([run_dir], others) if not (path.exists() or _of_job(path).exists()))
 
 
-def _configured(words: Sequence[str]) -> str | None:
-    """Return the run directory that a --config file names."""
+def _configured(words: Sequence[str], key: str) -> str | None:
+    """Return the value of `key` in the command's --config file as text, None if it has none."""
     config = _value(words, "--config")
-    run_dir = read_toml(Path(config)).get("run-dir") if config else None
-    return str(run_dir) if run_dir else None
+    value = file_layer(Path(config)).values.get(key) if config else None
+    return str(value) if value else None
 
 
 def _label(words: Sequence[str]) -> str:

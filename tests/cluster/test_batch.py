@@ -304,6 +304,14 @@ def test_a_config_file_with_other_ranks_than_the_job_is_warned_of(ask_hpcdl: Com
         assert "--run-dir mine" in shown.out
 
 
+def test_a_script_for_this_node_says_which_flags_it_leaves_out(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    words = ["submit", "--dry-run", "--nodes", "2", "--partition", "gpu", "--mem=64G", "--", *TRAIN]
+    for launcher, warned in (("local", True), ("slurm", False)):
+        shown = ask_hpcdl(words, cwd=tmp_path, env={"HPCDL_LAUNCHER": launcher})
+        said = "warning: the launcher local has no batch system: the script runs here, without --partition, --mem;"
+        assert shown.code == 0 and (said in shown.err) == warned == ("warning" in shown.err), shown.err
+
+
 def test_infer_gets_ranks_and_continues() -> None:
     words = ["infer", "runs/a", "--data", "shards", "--out", "outputs"]
     made, run_dir = plan_job(Wanted(command=words, nodes=4, ranks_per_node=2, until_done=True, stage_env=True))

@@ -74,6 +74,8 @@ def submit(
     if doubt := submission.overridden(wanted):
         say(f"warning: {doubt}")
     if dry_run:
+        if doubt := submission.left_out(flags):
+            say(f"warning: {doubt}")
         _show_script(wanted, settings, json=json)
         return
     _check_words(command)

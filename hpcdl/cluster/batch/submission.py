@@ -6,15 +6,15 @@ import dataclasses
 import itertools
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl.cluster.batch import jobs
 from hpcdl.cluster.batch.script import batch_launcher, render, submit
 from hpcdl.cluster.batch.systems import SYSTEMS, JobRequest, NodeWishes
-from hpcdl.cluster.launchers import load_launcher
-from hpcdl.config.commands import BatchConfig, SubmitConfig
+from hpcdl.cluster.launchers import LAUNCHER_VARIABLE, load_launcher
+from hpcdl.config.commands import BATCH_KEYS, BatchConfig, SubmitConfig
 from hpcdl.config.forms import is_trace_spec
 from hpcdl.config.load import all_settings, file_layer
 from hpcdl.config.schema import ScriptConfig
@@ -180,6 +180,18 @@ def trial_of(wanted: Wanted) -> list[str]:
 def script_of(wanted: Wanted) -> str:
     """Return the job's script for --dry-run; nothing is written."""
     return render(_with_cpus(plan_job(wanted)[0]))
+
+
+def left_out(flags: Mapping[str, object]) -> str:
+    """Return a warning if the launcher's script has no place for some of `flags`, since no batch system reads it."""
+    name = batch_launcher()
+    unused = [f"--{key}" for key in (*BATCH_KEYS, "until-done") if flags.get(key)]
+    if not unused or load_launcher(name).batch:
+        return ""
+    return (
+        f"the launcher {name} has no batch system: the script runs here, without {', '.join(unused)}; "
+        f"for a job's script set {LAUNCHER_VARIABLE} to slurm, pbs, flux or lsf"
+    )
 
 
 def divided(command: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -456,6 +456,30 @@ def test_a_job_shows_its_own_progress(tmp_path: Path, monkeypatch: pytest.Monkey
     assert jobs.look(second).step == 21, "the journal notes steps twice a second"
 
 
+@pytest.mark.parametrize(
+    ("status", "flags", "state"),
+    [
+        ("finished", (), "ended"), ("failed", ("--until-done",), "ended"), ("stopped", ("--time=1h",), "ended"),
+        ("stopped", ("--until-done",), "unknown"), ("running", (), "unknown"),
+    ],
+)  # fmt: skip
+def test_a_job_that_slurm_has_forgotten_ended_if_its_run_did(
+    status: str, flags: tuple[str, ...], state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("squeue", "sacct"):  # a cluster without accounting
+        program(tmp_path / "bin", name, "echo Invalid job id specified >&2; exit 1")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    job = jobs.Job(
+        number="1", system="slurm", name="n", folder=str(tmp_path), command=("train",), nodes=1, ranks=1,
+        run_dir=str(tmp_path), flags=flags,
+    )  # fmt: skip
+    record = {"schema": "hpcdl.run/1", "status": status, "environment": {"SLURM_JOB_ID": "1"}}
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    assert jobs.look(job).state == state
+    (tmp_path / "record.json").write_text(json.dumps({**record, "environment": {"SLURM_JOB_ID": "2"}}))
+    assert jobs.look(job).state == "unknown", "the record is of another job"
+
+
 PENDING_PBS = """Job Id: 7.pbs
     job_state = Q
     comment = Not Running: Insufficient amount of resource: ncpus (R: 64 A: 12

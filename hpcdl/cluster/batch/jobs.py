@@ -12,7 +12,17 @@ from hpcdl.cluster.batch.script import CANCELLED
 from hpcdl.cluster.batch.systems import ENDED, InQueue, call, find_system
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
 from hpcdl.core.paths import user_cache_folder
-from hpcdl.core.records.run_record import FILE_NAME, continues, event_of, from_json, read_record, state_of
+from hpcdl.core.records.run_record import (
+    FAILED,
+    FILE_NAME,
+    FINISHED,
+    STOPPED,
+    continues,
+    event_of,
+    from_json,
+    read_record,
+    state_of,
+)
 from hpcdl.core.storage.disk import touch
 from hpcdl.core.storage.files import MOST_JSON_BYTES, open_regular, read_json, write_json
 from hpcdl.core.units import IMAGES
@@ -42,6 +52,7 @@ class Job:
 class JobView:
     """The present state of a job: the batch system's state, the run's last step, and the end of the log.
 
+    `state` is `ended` if the batch system does not know the job and the record of its run says so.
     `counted` is the unit of `images_per_second`. `run_state` is the state of its run, empty before the run has a
     record (core/records/run_record.py). `reason`: why the job waits, in the batch system's own words.
     """
@@ -115,7 +126,7 @@ def look(job: Job) -> JobView:
             step = max(step or 0, read_record(run_dir).steps) or None
     return JobView(
         job=job,
-        state=queued.state,
+        state="ended" if queued.state == "unknown" and _has_ended(job, run_state) else queued.state,
         reason=queued.reason,
         step=step,
         steps=start.get("steps"),
@@ -155,6 +166,11 @@ def cancel(job: Job) -> str:
             return state
     call(system.cancel(job.number))
     return ""
+
+
+def _has_ended(job: Job, run_state: str) -> bool:
+    """Return whether `job` is over by the state of its run. With --until-done a stopped run may be requeued."""
+    return run_state in (FINISHED, FAILED) or (run_state == STOPPED and "--until-done" not in job.flags)
 
 
 def _has_record(run_dir: Path, job: Job) -> bool:

@@ -298,6 +298,9 @@ NO_PLACE = {
 }
 """Reasons why nothing can be written to a place, with the remedy."""
 
+NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""Reasons why this user cannot write to a place: another one must be named, which is the user's to do."""
+
 
 def without_place(error: BaseException) -> str:
     """Return the line for an error about a place that accepts no data; empty for all other errors."""

@@ -27,7 +27,15 @@ from hpcdl.cluster.status import FOLDER
 from hpcdl.config.load import Layer, ResolvedConfig, all_settings, as_toml_values, flatten, load, settings_by_key
 from hpcdl.config.schema import InterruptionConfig, ScriptConfig, TrainConfig
 from hpcdl.config.settings import Matters
-from hpcdl.core.errors import ConfigError, CorruptError, HpcdlError, StoppedEarly, UnknownNameError, UsageError
+from hpcdl.core.errors import (
+    NOT_ALLOWED,
+    ConfigError,
+    CorruptError,
+    HpcdlError,
+    StoppedEarly,
+    UnknownNameError,
+    UsageError,
+)
 from hpcdl.core.paths import quoted, typed
 from hpcdl.core.records.run_record import FILE_NAME as RECORD_FILE
 from hpcdl.core.records.run_record import FINISHED, RunRecord, read_record
@@ -448,7 +456,7 @@ def _code(config: TrainConfig, *, model: bool = True) -> dict[str, str]:
 
 def _unwritable(run_dir: Path, error: OSError) -> HpcdlError:
     """Return the error of a folder that cannot be written: the user's mistake, unless the disk is full or fails."""
-    kind = UsageError if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) else HpcdlError
+    kind = UsageError if error.errno in NOT_ALLOWED else HpcdlError
     return kind(f"cannot write run directory {run_dir}: {error.strerror}; choose another --run-dir")
 
 

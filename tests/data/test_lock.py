@@ -60,3 +60,20 @@ def test_where_there_is_no_flock_the_record_decides(
     path.write_text("")
     with writing(tmp_path):
         pass
+
+
+def test_a_folder_that_may_not_be_written_is_the_users_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = r"cannot write /sys/.hpcdl-lock: .*; choose another folder, or a copy of this one where you may write"
+    with pytest.raises(UsageError, match=where), writing(Path("/sys")):  # where root cannot write either
+        pass
+    open_as_usual = os.open
+
+    def refuse(path: object, *flags: int, **folder: int) -> int:
+        if path == FILE_NAME:
+            raise OSError(number, os.strerror(number))
+        return open_as_usual(path, *flags, **folder)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", refuse)
+    for number, kind in ((errno.EROFS, UsageError), (errno.ENOSPC, OSError)):
+        with pytest.raises(kind, match=os.strerror(number)), writing(tmp_path):
+            pass

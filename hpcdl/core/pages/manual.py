@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdl.core.errors import HpcdlError, UnknownNameError, UsageError
+from hpcdl.core.errors import NOT_ALLOWED, HpcdlError, UnknownNameError, UsageError
 from hpcdl.core.paths import docs_folder, share_folder
 from hpcdl.core.storage import disk
 
@@ -201,7 +201,9 @@ def copy_examples(names: Sequence[str], folder: Path) -> list[Path]:
                 disk.create(target, path.read_bytes())
         except FileExistsError as error:
             raise UsageError(f"{error.filename} is no folder; choose another one with --to DIR") from error
-        except PermissionError as error:
+        except OSError as error:
+            if isinstance(error, UsageError) or error.errno not in NOT_ALLOWED:
+                raise
             raise UsageError(f"cannot write {target}: {error.strerror}; choose another folder with --to DIR") from error
     return [folder / name for name in names]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hpcdl.core.errors import NO_PLACE, UsageError
+from hpcdl.core.errors import NO_PLACE, NOT_ALLOWED, UsageError
 from hpcdl.core.storage.disk import cut, naming, open_folder, remove_file
 from hpcdl.core.storage.files import parse_json
 
@@ -29,13 +29,20 @@ JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 def writing(folder: Path, patience_s: float = 0.0, name: str = FILE_NAME) -> Iterator[None]:
     """Lock `folder` for writing. Raises UsageError if another process (host, pid, job) holds it for `patience_s`.
 
+    The lock is a command's first file there: UsageError too if this user may write none.
     With another `name` the lock is that of one file in the folder.
 
     If the file system has no flock, the record in the lock file replaces it. The lock is then taken over if its process
     is known to be dead, which requires the same host.
     """
     path = folder / name
-    descriptor = _locked(path, time.monotonic() + max(patience_s, _LOOK_S))
+    try:
+        descriptor = _locked(path, time.monotonic() + max(patience_s, _LOOK_S))
+    except OSError as error:
+        if isinstance(error, UsageError) or error.errno not in NOT_ALLOWED:
+            raise
+        what = "choose another folder, or a copy of this one where you may write"
+        raise UsageError(f"cannot write {path}: {error.strerror}; {what}") from error
     try:
         yield
     finally:

@@ -184,8 +184,14 @@ def base_of(prefix: Path = Path(sys.prefix)) -> Path | None:
         return None
     base = read_json(mark).get("base")
     if not isinstance(base, str):
-        raise CorruptError(f"{mark} names no environment; make it again with `hpcdl env create`")
+        raise CorruptError(f"{mark} names no environment; {_anew(prefix)}")
     return Path(base)
+
+
+def _anew(folder: Path) -> str:
+    """Return how to replace the environment in `folder`, whose own hpcdl no longer works."""
+    line = shlex.join(["hpcdl", "env", "create", f"{folder}-new"])
+    return f"in a new shell load the module of today, and name your packages behind: {line}"
 
 
 SCHEMA = "hpcdl.env/1"
@@ -212,7 +218,7 @@ _LIBRARIES = ("libmpi.so.12", "libmpi.so.40")
 _PROGRAM = """#!/bin/sh
 # {name} of this environment, which builds on {base}
 if [ ! -d {quoted} ]; then
-    echo "hpcdl: {base} is gone, and this environment needs it; make a new one with: hpcdl env create" >&2
+    echo {gone} >&2
     exit 2
 fi
 exec {command} "$@"
@@ -281,8 +287,9 @@ def _stand_on(folder: Path, base: Path) -> None:
     programs = {"hpcdl": f"{python} -P -m hpcdl", "hpcdl-python": python, "pip": f"{python} -P -m pip"}
     if (base / "bin" / "mpiexec").exists():  # that of the MPI in the installation
         programs["mpiexec"] = shlex.quote(str(base / "bin" / "mpiexec"))
+    gone = shlex.quote(f"hpcdl: {base} is gone, and this environment needs it; {_anew(folder)}")
     for name, command in programs.items():
-        text = _PROGRAM.format(name=name, base=base, quoted=shlex.quote(str(base)), command=command)
+        text = _PROGRAM.format(name=name, base=base, quoted=shlex.quote(str(base)), gone=gone, command=command)
         create(folder / "bin" / name, text.encode(), mode=0o755)
     if (base / "share" / "hpcdl").is_dir():
         make_folder(folder / "share")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -141,12 +142,14 @@ def test_a_path_in_which_pip_would_lose_the_pins_is_refused(ask_hpcdl: CommandLi
     assert not (tmp_path / "my env").exists()
 
 
-def test_an_installation_that_is_gone_is_named(environment: Path, tmp_path: Path) -> None:
+def test_an_installation_that_is_gone_is_named(environment: Path, ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     program = (environment / "bin" / "hpcdl").read_text().replace(sys.prefix, "/no/such/installation")
     (tmp_path / "hpcdl").write_text(program)
     done = subprocess.run(["sh", str(tmp_path / "hpcdl"), "models"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "/no/such/installation is gone" in done.stderr and "hpcdl env create" in done.stderr
+    assert "/no/such/installation is gone" in done.stderr
+    line = done.stderr.strip().rpartition(": ")[2]
+    assert line == f"hpcdl env create {environment}-new" and ask_hpcdl(shlex.split(line)[1:]).code == 0
 
 
 def test_a_second_copy_that_hides_the_installations_is_reported_by_doctor(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 
 from hpcdl.core.errors import UsageError
 from hpcdl.core.pages import manual
+from hpcdl.core.storage import disk
 from tests.conftest import ROOT, CommandLine
 
 EXAMPLES = ROOT / "share" / "hpcdl" / "examples"
@@ -38,6 +41,26 @@ def test_what_is_there_is_not_replaced(ask_hpcdl: CommandLine, tmp_path: Path) -
     refused = ask_hpcdl(["examples", "digits", "my_model.py", "--to", tmp_path])
     assert refused.code == 2 and f"{own} exists and differs" in refused.err and own.read_text() == "mine"
     assert not (tmp_path / "digits").exists(), "nothing else is copied either"
+
+
+@pytest.mark.parametrize("other_ends", [True, False])
+def test_two_calls_at_once_make_one_copy(other_ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content, target = (EXAMPLES / "my_model.py").read_bytes(), tmp_path / "my_model.py"
+    rest = threading.Timer(0.1, target.write_bytes, (content,))
+    create = disk.create
+
+    def create_too_late(path: Path, text: bytes) -> None:
+        target.write_bytes(content[:100])  # by another call, which has not ended
+        if other_ends:
+            rest.start()
+        create(path, text)
+
+    monkeypatch.setattr(disk, "create", create_too_late)
+    refused = contextlib.nullcontext() if other_ends else pytest.raises(UsageError, match="exists and differs")
+    with refused:
+        manual.copy_examples(["my_model.py"], tmp_path)
+        assert target.read_bytes() == content
+        rest.join()
 
 
 def test_a_folder_that_is_not_writable_is_named(ask_hpcdl: CommandLine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,6 +165,7 @@ def find_words(words: str) -> list[FoundPage]:
 
 _COMPILED = "__pycache__"
 """The folder that Python leaves beside an example that was run in place."""
+_LOOKS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,20 +194,44 @@ def copy_examples(names: Sequence[str], folder: Path) -> list[Path]:
     pairs = [pair for name in names for pair in _pairs(_folder() / name, folder)]
     for path, target in pairs:
         is_free = not (target.is_symlink() or target.exists())
-        if not is_free and not (target.is_file() and target.read_bytes() == path.read_bytes()):
-            raise UsageError(f"{target} exists and differs from the example; choose another folder with --to DIR")
+        if not is_free and not _holds(target, path.read_bytes()):
+            raise _taken(target)
     for path, target in pairs:
         try:
-            disk.make_folder(target.parent)
-            if not target.exists():
-                disk.create(target, path.read_bytes())
-        except FileExistsError as error:
-            raise UsageError(f"{error.filename} is no folder; choose another one with --to DIR") from error
+            _copy(path, target)
         except OSError as error:
             if isinstance(error, UsageError) or error.errno not in NOT_ALLOWED:
                 raise
             raise UsageError(f"cannot write {target}: {error.strerror}; choose another folder with --to DIR") from error
     return [folder / name for name in names]
+
+
+def _copy(path: Path, target: Path) -> None:
+    try:
+        disk.make_folder(target.parent)
+    except FileExistsError as error:
+        raise UsageError(f"{error.filename} is no folder; choose another one with --to DIR") from error
+    if target.exists():
+        return
+    try:
+        disk.create(target, path.read_bytes())
+    except FileExistsError as error:  # another call was faster
+        if not _holds(target, path.read_bytes()):
+            raise _taken(target) from error
+
+
+def _holds(target: Path, content: bytes) -> bool:
+    """Return whether the file `target` has this `content`, or has it in a second: another call may be writing it."""
+    for _ in range(_LOOKS):
+        there = target.read_bytes() if target.is_file() else None
+        if there is None or len(there) >= len(content) or not content.startswith(there):
+            break
+        time.sleep(1 / _LOOKS)
+    return there == content
+
+
+def _taken(target: Path) -> UsageError:
+    return UsageError(f"{target} exists and differs from the example; choose another folder with --to DIR")
 
 
 def _pairs(source: Path, folder: Path) -> list[tuple[Path, Path]]:

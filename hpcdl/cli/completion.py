@@ -28,13 +28,17 @@ _FILES: Mapping[str, str] = {
 
 def install(shell: str | None = None) -> Path:
     """Write the file for `shell`, by default the caller's. Raises UsageError for another shell or a foreign file."""
-    shell = shell or _get_shell_name() or Path(os.environ.get("SHELL", "")).name
+    users_own = Path(os.environ.get("SHELL", "")).name
+    shell = shell or _get_shell_name() or users_own
     if shell not in _FILES:
         raise UsageError(f"--install-completion: {shell or 'this'} is no shell with completion: {', '.join(_FILES)}")
     path = Path.home() / _FILES[shell]
     make_output_folder(path.parent, "")
     write_output(path, get_completion_script(prog_name="hpcdl", complete_var="_HPCDL_COMPLETE", shell=shell) + "\n")
     put(str(path))
+    if users_own not in ("", shell):
+        remedy = f"type this in {users_own} for the other" if users_own in _FILES else f"{users_own} has no completion"
+        say(f"this is for {shell}, in which you typed it; SHELL is {users_own}: {remedy}")
     say(f"next: {_loaded_by(shell, path)}")
     return path
 

@@ -20,7 +20,7 @@ def test_the_start_up_file_is_unchanged_and_the_printed_line_loads_completion(tm
     start = tmp_path / ".bashrc"
     start.write_bytes(MINE)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "HOME": str(tmp_path), "PATH": path}
+    environment = {**os.environ, "HOME": str(tmp_path), "PATH": path, "SHELL": "/bin/bash"}
 
     def bash(text: str) -> subprocess.CompletedProcess[str]:
         line = ["bash", "--norc", "-c", f"{text}\n:"]  # a shell that keeps running and is found
@@ -44,6 +44,25 @@ def test_a_file_of_somebody_elses_stays(shell: str, tmp_path: Path, monkeypatch:
     with pytest.raises(UsageError, match="move it away"):
         install(shell)
     assert path.read_text() == "mine\n"
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ("/bin/tcsh", "this is for bash, in which you typed it; SHELL is tcsh: tcsh has no completion\n"),
+        ("/usr/bin/zsh", "this is for bash, in which you typed it; SHELL is zsh: type this in zsh for the other\n"),
+        ("/bin/bash", ""),
+        ("", ""),
+    ],
+)
+def test_a_shell_besides_the_users_own_is_named(
+    own: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SHELL", own)
+    monkeypatch.setattr("hpcdl.cli.completion._get_shell_name", lambda: "bash")
+    install()
+    assert capsys.readouterr().err.partition("next: ")[0] == said
 
 
 def test_another_shell_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -299,9 +299,12 @@ def test_a_config_file_with_other_ranks_than_the_job_is_warned_of(ask_hpcdl: Com
     (tmp_path / "c.toml").write_text('ranks = 8\nrun_dir = "mine"\n')
     for words, warned in ((["--nodes", "4"], True), (["--nodes", "4", "--ranks-per-node", "2"], False)):
         shown = ask_hpcdl(["submit", "--dry-run", *words, "--", *TRAIN, "--config", "c.toml"], cwd=tmp_path)
-        said = "warning: c.toml has ranks = 8, but --nodes 4 x --ranks-per-node 1 = 4, which counts"
+        said = "warning: file (c.toml) has ranks = 8, but --nodes 4 x --ranks-per-node 1 = 4, which counts"
         assert shown.code == 0 and (said in shown.err) == warned == ("warning" in shown.err), shown.err
         assert "--run-dir mine" in shown.out
+    words = ["--config", "c.toml", "--set", "ranks=2", "--set=run-dir=b", "--set", "epochs=1"]
+    shown = ask_hpcdl(["submit", "--dry-run", "--nodes", "8", "--", *TRAIN, *words], cwd=tmp_path)
+    assert "warning: --set has ranks = 2, but --nodes 8" in shown.err and "--run-dir b" in shown.out
 
 
 def test_a_script_for_this_node_says_which_flags_it_leaves_out(ask_hpcdl: CommandLine, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hpcdl.cluster.batch.systems import SYSTEMS, JobRequest, NodeWishes
 from hpcdl.cluster.launchers import LAUNCHER_VARIABLE, load_launcher
 from hpcdl.config.commands import BATCH_KEYS, BatchConfig, SubmitConfig
 from hpcdl.config.forms import is_trace_spec
-from hpcdl.config.load import all_settings, file_layer
+from hpcdl.config.load import all_settings, file_layer, set_layer
 from hpcdl.config.schema import ScriptConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.core.storage.disk import make_output_folder
@@ -229,21 +229,18 @@ def _size(wanted: Wanted) -> str:
 
 
 def overridden(wanted: Wanted) -> str:
-    """Return a warning if a --config file of the command names other ranks than the job has; empty otherwise."""
+    """Return a warning if the command's --config file or --set names other ranks than the job has; empty otherwise."""
     words, _ = divided(wanted.command)
-    asked = _configured(words, "ranks") if words[0] in _SIZED else None
-    if asked is None or asked == str(wanted.nodes * wanted.ranks_per_node):
+    asked, origin = _configured(words, "ranks") if words[0] in _SIZED else ("", "")
+    if asked in ("", str(wanted.nodes * wanted.ranks_per_node)):
         return ""
-    return (
-        f"{_value(words, '--config')} has ranks = {asked}, but {_size(wanted)}, which counts; "
-        "set both flags to what you need"
-    )
+    return f"{origin} has ranks = {asked}, but {_size(wanted)}, which counts; set both flags to what you need"
 
 
 def _completed(words: list[str], wanted: Wanted, num_ranks: int, name: str) -> tuple[list[str], Path]:
     """Return `train` or `run` with ranks and run directory, which is chosen here so that a requeued job finds it."""
     words = _with_ranks(words, wanted, num_ranks)
-    named = _value(words, "--run-dir") or _configured(words, "run-dir")
+    named = _value(words, "--run-dir") or _configured(words, "run-dir")[0]
     run_dir = Path(named) if named else _free(Path("runs") / re.sub(r"[^A-Za-z0-9._-]", "_", name))
     if _value(words, "--run-dir") is None:
         words = [*words, "--run-dir", str(run_dir)]
@@ -261,11 +258,12 @@ def _free(run_dir: Path) -> Path:
     return next(path for path in itertools.chain([run_dir], others) if not (path.exists() or _of_job(path).exists()))
 
 
-def _configured(words: Sequence[str], key: str) -> str | None:
-    """Return the value of `key` in the command's --config file as text, None if it has none."""
+def _configured(words: Sequence[str], key: str) -> tuple[str, str]:
+    """Return the value of `key` in the command's --config file or --set, and which of them has it; empty for none."""
     config = _value(words, "--config")
-    value = file_layer(Path(config)).values.get(key) if config else None
-    return str(value) if value else None
+    layers = [*([file_layer(Path(config))] if config else []), set_layer(_values(words, "--set"))]
+    found = [(str(layer.values[key]), layer.origin) for layer in layers if layer.values.get(key)]
+    return found[-1] if found else ("", "")
 
 
 def _label(words: Sequence[str]) -> str:
@@ -286,12 +284,16 @@ def _without(words: Sequence[str], flag: str) -> list[str]:
 
 def _value(words: Sequence[str], flag: str) -> str | None:
     """Return the value of `flag` in a command line, also from `flag=value`; the last one counts."""
-    value = None
+    return next(reversed(_values(words, flag)), None)
+
+
+def _values(words: Sequence[str], flag: str) -> list[str]:
+    values = []
     for index, word in enumerate(words):
         if word == flag and index + 1 < len(words):
-            value = words[index + 1]
+            values.append(words[index + 1])
         elif word.startswith(f"{flag}="):
-            value = word.partition("=")[2]
+            values.append(word.partition("=")[2])
         elif len(flag) == len("-n") and word.startswith(flag) and _with_value(word):
-            value = word.removeprefix(flag)
-    return value
+            values.append(word.removeprefix(flag))
+    return values

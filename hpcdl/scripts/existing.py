@@ -75,8 +75,12 @@ def existing_alike(group: ScriptGroup, trained: Collection[str] | None = None, *
         staying = [weight for weight, stay in zip(differing, stays, strict=True) if stay]
         common = [weight for weight, stay in zip(differing, stays, strict=True) if not stay]
         unexpected = [weight for weight in common if unique(weight) not in trained]
-        if group.rank == 0 and unexpected:
-            _refuse_different_values(unexpected, too_late=too_late)
+        # Ranks may set a target network at steps of their own, and differ again at each fit.
+        said = group.keep(f"weights said to have differed{' too late' if too_late else ''}", set[str])
+        new = [weight for weight in unexpected if unique(weight) not in said]
+        said.update(map(unique, new))
+        if group.rank == 0 and new:
+            _refuse_different_values(new, too_late=too_late)
         if group.rank == 0 and staying:
             group.keep("said which variables no model holds", lambda: _report_unchanged(staying))
         broadcast_variables(group.messages, common)

@@ -182,3 +182,31 @@ def test_a_loop_that_saves_another_model_on_each_rank_has_a_warning(
     (tmp_path / "loop.py").write_text(OWN_STATISTICS)
     ended = succeed(run_script(session_hpcdl, tmp_path / "loop.py", "alike" * alike, ranks=2, cwd=tmp_path))
     assert ("kept.keras: the ranks save models that differ" in ended.err) == (not alike), ended.err
+
+
+AGAIN = """
+import hpcdl
+hpcdl.init()
+import keras, numpy as np
+hpcdl.DistributedOptimizer("sgd")
+x = np.random.default_rng(hpcdl.rank()).normal(size=(8, 2))
+model, target = (keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]) for _ in range(2))
+target.layers[0].name = "target"
+model.compile(hpcdl.DistributedOptimizer("sgd"), "mse")
+for fit in range(3):
+    if fit == 2:
+        later = keras.layers.Dense(1, name="later")
+        later.build((None, 2))
+    target.set_weights([np.full(weight.shape, hpcdl.rank() + fit) for weight in target.weights])
+    model.fit(x, x[:, :1], verbose=0)
+    assert np.all(target.weights[0].numpy() == fit), target.weights
+"""
+
+
+@pytest.mark.long
+@pytest.mark.mpi
+def test_weights_that_differ_at_each_fit_are_named_once(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(AGAIN)
+    ended = succeed(run_script(session_hpcdl, tmp_path / "script.py", ranks=2, cwd=tmp_path))
+    first, later = (line for line in ended.err.splitlines() if "begin as rank 0's" in line)
+    assert "and 1 more differed" in first and "later/kernel differed" in later, ended.err

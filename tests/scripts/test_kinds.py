@@ -181,7 +181,34 @@ def test_a_loop_that_saves_another_model_on_each_rank_has_a_warning(
 ) -> None:
     (tmp_path / "loop.py").write_text(OWN_STATISTICS)
     ended = succeed(run_script(session_hpcdl, tmp_path / "loop.py", "alike" * alike, ranks=2, cwd=tmp_path))
-    assert ("kept.keras: the ranks save models that differ" in ended.err) == (not alike), ended.err
+    assert ("kept.keras: the ranks save models that differ, and" in ended.err) == (not alike), ended.err
+    assert ended.err.count("BatchNormalization(synchronized=True)") <= 2 * (not alike)
+
+
+OWN_WEIGHTS = """
+import hpcdl
+hpcdl.init()
+import keras, numpy as np
+x = np.random.default_rng(hpcdl.rank()).normal(size=(8, 2))
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile(hpcdl.DistributedOptimizer("sgd"), "mse")
+model.fit(x, x[:, :1], verbose=0)
+model.save("first.keras")
+model.set_weights([weight + hpcdl.rank() for weight in model.get_weights()])  # as a minimizer of scipy does
+model.save("kept.keras")
+"""
+
+
+@pytest.mark.long
+@pytest.mark.mpi
+def test_saved_weights_that_each_rank_has_set_have_advice_of_their_own(
+    session_hpcdl: CommandLine, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(OWN_WEIGHTS)
+    ended = succeed(run_script(session_hpcdl, tmp_path / "script.py", ranks=2, cwd=tmp_path))
+    (line,) = (line for line in ended.err.splitlines() if "the ranks save" in line)
+    assert "kept.keras: the ranks save models that differ in their trainable weights" in line
+    assert "L-BFGS" in line and "BatchNormalization" not in line
 
 
 AGAIN = """

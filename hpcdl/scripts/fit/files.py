@@ -265,12 +265,25 @@ def _replacing(path: Path, write: Callable[[Path], Any]) -> Any:
 
 
 def _content(model: Any, name: str) -> str:
-    """Return a digest of a file's future content: of ranks with equal models only one needs to write it."""
-    digest = hashlib.blake2b(name.encode(), digest_size=8)
+    """Return a digest of a file's future content: of ranks with equal models only one needs to write it.
+
+    Its first part is that of the trainable weights.
+    """
     of_optimizers = [one for optimizer in optimizers_of(model) for one in optimizer.variables]
-    for variable in [*model.weights, *of_optimizers]:
-        digest.update(digest_of(variable).encode())
-    return digest.hexdigest()
+    parts = []
+    for variables in (model.trainable_weights, [*model.non_trainable_weights, *of_optimizers]):
+        digest = hashlib.blake2b(name.encode(), digest_size=8)
+        for variable in variables:
+            digest.update(digest_of(variable).encode())
+        parts.append(digest.hexdigest())
+    return "-".join(parts)
+
+
+_STATISTICS_ALIKE = "in a loop of your own BatchNormalization(synchronized=True) keeps moving statistics alike"
+_WEIGHTS_ALIKE = (
+    "where the script sets weights itself (L-BFGS of scipy, set_weights, assign) take hpcdl.allreduce of loss and "
+    "gradients, or call hpcdl.broadcast_variables(model.variables)"
+)
 
 
 class _Saving:
@@ -279,6 +292,7 @@ class _Saving:
     def __init__(self, folder: Path, path: Path, content: str, *, number: int) -> None:
         self._number = f" #{number}"
         self._path, self._name = path, f"save-{hashlib.blake2b(str(path).encode(), digest_size=8).hexdigest()}"
+        self._trained = content.partition("-")[0]
         self._note = folder / f"{self._name}-{content}"
 
     def begins(self) -> bool:
@@ -305,10 +319,12 @@ class _Saving:
         for note in self._note.parent.glob(f"{self._name}-*"):
             with contextlib.suppress(FileNotFoundError):
                 if note != self._note and note.read_text().endswith(self._number):
+                    trained_alike = note.name.startswith(f"{self._name}-{self._trained}-")
                     sys.stderr.write(
-                        f"hpcdl: warning: {self._path.name}: the ranks save models that differ, and the last one "
-                        "stays; in a loop of your own BatchNormalization(synchronized=True) keeps moving statistics "
-                        "alike, or save behind `if hpcdl.rank() == 0`\n"
+                        f"hpcdl: warning: {self._path.name}: the ranks save models that differ"
+                        f"{'' if trained_alike else ' in their trainable weights'}, and the last one stays; "
+                        f"{_STATISTICS_ALIKE if trained_alike else _WEIGHTS_ALIKE}, or save behind "
+                        "`if hpcdl.rank() == 0`\n"
                     )
 
     @contextlib.contextmanager

@@ -160,6 +160,50 @@ def test_weights_that_are_to_be_a_rank_s_own_have_no_warning(held: Finished) -> 
     assert "with Ftrl" not in held.err and "with Adamax on 2 ranks moves" in held.err
 
 
+PICTURE = """
+import sys
+import hpcdl
+hpcdl.init()
+import keras, numpy as np, tensorflow as tf
+how = sys.argv[1]
+keras.utils.set_random_seed(hpcdl.rank())
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+x = np.random.default_rng(hpcdl.rank()).normal(size=(8, 2))
+model.compile(hpcdl.DistributedOptimizer("sgd"), "mse")
+model.fit(x, x[:, :1], verbose=0)
+image, plain = tf.Variable([[1.0, 2.0]], name="image"), keras.optimizers.Adam(0.1)
+weights = model.trainable_variables if how == "the model" else [image]
+if "chosen" in how:
+    hpcdl.combine(image, "own")
+for _ in range(0 if how == "rank 0" and hpcdl.rank() else 3):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model(x if "own data" in how or how == "the model" else image) ** 2) + tf.reduce_sum(
+            image * x[0] if "own data" in how else image**2
+        )
+    plain.apply_gradients(zip(tape.gradient(loss, weights), weights))
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "warned"),
+    [
+        ("alike", ""),
+        pytest.param("own data, chosen", "", marks=pytest.mark.long),
+        pytest.param("rank 0", "", marks=pytest.mark.long),
+        ("own data", "a loop of its own with Adam on 2 ranks moves image, whose gradients are not exchanged"),
+        pytest.param("the model", "a loop of its own with Adam on 2 ranks, in which", marks=pytest.mark.long),
+    ],
+)
+def test_a_picture_that_all_ranks_compute_alike_has_no_warning(
+    session_hpcdl: CommandLine, tmp_path: Path, how: str, warned: str
+) -> None:
+    (tmp_path / "script.py").write_text(PICTURE)
+    ended = succeed(session_hpcdl(["run", "--ranks", "2", "--run-dir", tmp_path / "run", tmp_path / "script.py", how]))
+    lines = [text for text in record_of(tmp_path / "run")["warnings"] if "a loop of its own" in text]
+    assert [line[: len(warned)] for line in lines] == ([warned] if warned else []), ended.err
+    assert ended.err.count("a loop of its own") == bool(warned)
+
+
 SAME = """
 import sys
 import hpcdl

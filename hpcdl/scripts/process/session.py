@@ -23,7 +23,7 @@ from hpcdl.core.storage.disk import remove_folder
 from hpcdl.scripts.process.downloads import download_once
 from hpcdl.scripts.process.evaluations import Evaluations
 from hpcdl.scripts.process.exit import ProcessEnd
-from hpcdl.scripts.process.undistributed import watch_training
+from hpcdl.scripts.process.undistributed import differing_variables, watch_training
 from hpcdl.scripts.process.written import of_unequal_saves
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Session:
     def last_warnings(self, communicator: Observed) -> list[str]:
         """Return what to warn of once every rank's script is over. Collective."""
         texts = [of_unequal_saves(self.saves, communicator), *(look() for look in self.last_looks)]
-        return [*self.evaluations.warnings(communicator), *filter(None, texts)]
+        return [*self.evaluations.warnings(communicator), *differing_variables(communicator), *filter(None, texts)]
 
 
 _sessions: list[Session] = []

@@ -4,6 +4,7 @@ Keras is watched from its import on, whenever the script imports it. Training co
 gradients (or any sum of arrays over the ranks) since the fit began; in a custom loop, since the last fit ended. Even
 then an optimizer may move weights that no exchange covers: one of the two optimizers of a GAN, for example. Updates by
 hand (`weight.assign_sub(rate * gradient)`) are found by the tape that computed a gradient of the assigned variable.
+Variables outside Keras, as the picture of a style transfer, may be computed alike on all ranks: the end shows it.
 """
 
 from __future__ import annotations
@@ -11,15 +12,19 @@ from __future__ import annotations
 import functools
 import importlib.abc
 import importlib.util
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcdl.core.errors import UsageError
 from hpcdl.core.paths import BACKEND_VARIABLE, TENSORFLOW
 from hpcdl.core.units import listed
+
+if TYPE_CHECKING:
+    from hpcdl.core.protocols import Communicator
 
 ALLOWED_VARIABLE = "HPCDL_ALLOW_UNDISTRIBUTED"
 """Set in the ranks of `hpcdl run --allow-undistributed`."""
@@ -27,6 +32,9 @@ CHOSEN = "over_ranks"
 """The attribute of a variable that holds the argument of `hpcdl.combine`."""
 _REMEDY = "write optimizer=hpcdl.DistributedOptimizer({name}(...)), or use hpcdl.DistributedGradientTape"
 FIT = "model.fit"
+_OWN_LOOP = "a loop of its own"
+_MOST_COMPARED = 8
+"""How many variables outside Keras are kept and compared at the end."""
 _MEANT = "where that is meant, add --allow-undistributed before the script"
 
 
@@ -47,7 +55,9 @@ class TrainingWatch:
         """Keys of variables whose gradients a tape has computed before any exchange."""
         self._distributed = False
         """Whether the script has made an optimizer or a tape distributed: only then may hpcdl itself set weights."""
-        self._loop = "a loop of its own"
+        self._loop = _OWN_LOOP
+        self._outside_keras: dict[str, tuple[Any, str]] = {}
+        """By key, variables that a loop moves alone after something else was distributed, and their warning."""
         self._warned: dict[str, str] = {}
 
     @property
@@ -76,16 +86,24 @@ class TrainingWatch:
         remedy = _REMEDY.format(name=name)
         if _in_strategy():
             remedy = f"leave `with strategy.scope()` of tf.distribute out, and {remedy}"
-        if self._exchanges > self._before:
-            alone = listed(self._moved_alone(optimizer, grads, variables), 1)
-            if not alone:
-                return
+        moved = _moved_together(optimizer, grads, variables)
+        alone = [weight for weight in moved if _key_of(weight) not in self._exchanged]
+        with_exchange = self._exchanges > self._before
+        if (with_exchange and not alone) or (self._exchanges and not moved):
+            return
+        keras_moves = any(hasattr(weight, "path") for weight in alone)  # only Keras's variables have one
+        later = self._exchanges and self._loop == _OWN_LOOP and alone and not keras_moves
+        if with_exchange or later:
             text = (
-                f"{text} moves {alone}, whose gradients are not exchanged: each rank trains them alone; "
-                f"{remedy}, or hpcdl.combine(variables, 'own') where that is meant"
+                f"{text} moves {listed(list(map(_name_of, alone)), 1)}, whose gradients are not exchanged: each rank "
+                f"trains them alone; {remedy}, or hpcdl.combine(variables, 'own') where that is meant"
             )
         else:
             text = f"{text}, in which nothing is distributed: each rank trains a model of its own; {remedy}"
+        if later:
+            for weight in alone[: _MOST_COMPARED - len(self._outside_keras)]:
+                self._outside_keras.setdefault(_key_of(weight), (weight, text))
+            return
         self._complain(text)
 
     def made_distributed(self) -> None:
@@ -117,17 +135,19 @@ class TrainingWatch:
             self._warned[text] = text
             self._warn(text)
 
-    def _moved_alone(self, optimizer: Any, grads: Any, variables: Any) -> list[str]:
-        """Return the names of weights whose gradients no exchange covers and that are not chosen as a rank's own."""
-        from hpcdl.step.keras_internals import trained_by  # Keras has been imported by then
+    def differing(self, communicator: Communicator) -> list[str]:
+        """Return the warnings for variables outside Keras that ranks have moved to different values. Collective."""
+        from hpcdl.supervision.control import digest_of
 
-        moved = list(trained_by(optimizer) if variables is None else variables)
-        gradients = grads if isinstance(grads, list | tuple) and len(grads) == len(moved) else [True] * len(moved)
-        return [
-            _name_of(weight)
-            for weight, grad in zip(moved, gradients, strict=True)
-            if grad is not None and _key_of(weight) not in self._exchanged and getattr(weight, CHOSEN, None) != "own"
-        ]
+        kept = list(self._outside_keras.values())
+        mine = [[digest_of(weight), text] for weight, text in kept]
+        texts = dict[str, str]()
+        # A rank that has not moved one, as in `if hpcdl.rank() == 0`, has nothing to compare.
+        for row in itertools.zip_longest(*communicator.allgather_json(mine)):
+            found = [one for one in row if one is not None]
+            if len({digest for digest, _ in found}) > 1:
+                texts[found[0][1]] = ""
+        return list(texts)
 
     def check_end(self) -> None:
         """Raise UsageError at the end of a script that has trained without distributing anything."""
@@ -169,8 +189,21 @@ def _in_strategy() -> bool:
     return bool(distribute.has_strategy())
 
 
+def _moved_together(optimizer: Any, grads: Any, variables: Any) -> list[Any]:
+    """Return the weights that have a gradient and are not chosen as a rank's own."""
+    from hpcdl.step.keras_internals import trained_by  # Keras has been imported by then
+
+    moved = list(trained_by(optimizer) if variables is None else variables)
+    gradients = grads if isinstance(grads, list | tuple) and len(grads) == len(moved) else [True] * len(moved)
+    return [
+        weight
+        for weight, grad in zip(moved, gradients, strict=True)
+        if grad is not None and getattr(weight, CHOSEN, None) != "own"
+    ]
+
+
 def _name_of(variable: Any) -> str:
-    return str(getattr(variable, "path", None) or getattr(variable, "name", "a variable"))
+    return str(getattr(variable, "path", None) or getattr(variable, "name", "a variable")).removesuffix(":0")
 
 
 def note_exchange(variables: Iterable[Any] | None = None) -> None:
@@ -189,6 +222,11 @@ def check_end() -> None:
     """Raise UsageError if a script under `hpcdl run` has trained one model per rank without being allowed to."""
     for watch in _watches:
         watch.check_end()
+
+
+def differing_variables(communicator: Communicator) -> list[str]:
+    """Return what to warn of when every rank's script is over: see `TrainingWatch.differing`. Collective."""
+    return [text for watch in _watches for text in watch.differing(communicator)]
 
 
 def nothing_exchanged(num_ranks: int) -> str:

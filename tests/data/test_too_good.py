@@ -260,6 +260,13 @@ def test_two_units_in_one_array_are_said(
     assert made.code == 0 and line in made.err and ("are there two units?" in made.err) == bool(line), made.err
 
 
+def test_a_gap_by_chance_among_many_columns_is_no_unit(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    spectra = np.random.default_rng(39).random((90, 64))
+    np.savez(tmp_path / "a.npz", spectra=spectra, y=np.linspace(0, 1.5, 90))
+    made = run_hpcdl(["shard", tmp_path / "a.npz", tmp_path / "out", "--target", "y", "--dry-run"])
+    assert made.code == 0 and "two units" not in made.err, made.err
+
+
 @pytest.mark.parametrize(("sides", "said"), [((24, 32), True), ((32, 24), False), ((16, 12), False)])
 def test_masks_whose_sides_are_swapped_are_said(
     run_hpcdl: CommandLine, tmp_path: Path, sides: tuple[int, int], said: bool
@@ -294,6 +301,21 @@ def test_units_of_two_files_that_differ_are_said(run_hpcdl: CommandLine, tmp_pat
     made = run_hpcdl(["shard", tmp_path, tmp_path / "out", "--dry-run"])
     line = "x: its units differ, 'degC', 'K' (in test.h5:x, train.h5:x): write them alike"
     assert made.code == 0 and (line in made.err) == (other != "K") and ("units" in made.err) == (other != "K"), made.err
+
+
+@pytest.mark.parametrize(("turned", "said"), [(True, "lat: 50 to 40 in a.nc and 40 to 50 in b.nc"), (False, "")])
+def test_coordinates_of_two_files_that_differ_are_said(
+    run_hpcdl: CommandLine, tmp_path: Path, turned: bool, said: str
+) -> None:
+    for number, name in enumerate(["a.nc", "b.nc"]):
+        with h5py.File(tmp_path / name, "w") as file:
+            file["t"], file["y"] = np.random.default_rng(number).random((30, 6, 5)), np.linspace(0, 1.5, 30)
+            file["time"] = np.arange(30) + 30 * number  # of the samples: it differs in each file
+            file["lat"] = np.linspace(50, 40, 6)[:: -1 if turned and number else 1]
+            file["lat_bnds"], file["mean"] = np.zeros((6, 2)), np.array([1, 3, 2, 5, 4]) + number
+    names = ["--input", "t", "--target", "y", "--sample-is", "row", "--dry-run"]
+    made = run_hpcdl(["shard", tmp_path, tmp_path / "out", *names])
+    assert made.code == 0 and said in made.err and ("on one grid" in made.err) == turned, made.err
 
 
 @pytest.mark.parametrize(("dtype", "shape"), [("uint8", (16, 12, 3)), ("float32", (12, 12))])

@@ -43,6 +43,8 @@ _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _LINKS_SHOWN = 3
 _LOOKED_INTO = 16
 """Files whose links and references are looked at: a source may have a file for each sample."""
+_SHORTEST, _LONGEST = 3, 1 << 16
+"""Lengths of coordinates that are compared between files."""
 _SIGNATURE_OFFSETS = (0, 512, 1024, 2048)
 
 
@@ -84,8 +86,39 @@ class Hdf5Source(FieldSource):
             for name, units in self._units.items()
             if len(units) > 1
         ]
+        remarks += self._remarks_on_coordinates(paths[:_LOOKED_INTO], {tuple(field.shape) for field in facts.fields})
         remarks += [*self._unfit, *self._link_remarks(), *remarks_on_folders(paths, self._location, _files)]
         return dataclasses.replace(facts, linked=[*self._linked], remarks=[*facts.remarks, *remarks])
+
+    def _remarks_on_coordinates(self, paths: list[Path], fields: set[tuple[int, ...]]) -> list[str]:
+        """Describe coordinates (latitudes, wavelengths) of the numbers in a sample that are not alike in all files.
+
+        They are arrays of rising or falling numbers, as long as an axis of a sample; the axis of samples has others.
+        """
+        first: dict[str, tuple[Array, Path]] = {}
+        remarks: dict[str, str] = {}
+        for path in paths:
+            file = self._file(str(path))
+            shapes = {name: shape for name, (shape, kind) in file.arrays().items() if kind != "text"}
+            used = [shape for shape in shapes.values() if len(shape) > 1 and fields & {shape, shape[1:]}]
+            sides = {side for shape in used for side in shape[1:]} - {shape[0] for shape in used}
+            for name, shape in shapes.items():
+                if len(shape) != 1 or shape[0] not in sides or not _SHORTEST <= shape[0] <= _LONGEST:
+                    continue
+                values = np.asarray(file.whole(name))
+                if values.dtype.kind not in "iuf" or not (np.diff(values) > 0).all() | (np.diff(values) < 0).all():
+                    continue
+                other, where = first.setdefault(without_split(name), (values, path))
+                if other.shape == values.shape and not np.allclose(other, values):
+                    ends = [
+                        f"{own[0]:g} to {own[-1]:g} in {place.name}" for own, place in ((other, where), (values, path))
+                    ]
+                    remarks.setdefault(
+                        name,
+                        f"{name}: {' and '.join(ends)}, so the same index of two samples is not the same place: write "
+                        "the files in one order, on one grid",
+                    )
+        return [*remarks.values()]
 
     def _images(self, paths: list[Path], index: IndexWriter) -> SourceFacts:
         listed, remarks = ArrayFiles(index), dict[str, None]()

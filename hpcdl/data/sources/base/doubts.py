@@ -35,7 +35,7 @@ _FEWEST_EMPTY = 10
 _COLOURS_DRAWN = 1 << 16
 """Most pixels of a piece of masks whose colours are counted."""
 _MOST_ROWS = 1 << 14
-_FACTORS, _DRAWN_APART = (10, 100, 255, 1000, 65535, 1e6), 100
+_FACTORS, _DRAWN_APART, _GAP = (10, 100, 255, 1000, 65535, 1e6), 100, 2
 """Factors between usual units, and the part (one in _DRAWN_APART) of values that makes a range of its own."""
 _UNEVEN, _LARGE = 1000, 100
 _PICTURES, _BYTES_FROM = 16, 100
@@ -230,6 +230,9 @@ def _two_units(ordered: Array) -> str:
     low, high = ordered[:at], ordered[at:]
     if min(len(np.unique(low)), len(np.unique(high))) < _FEWEST_EMPTY or high[0] - low[-1] <= low[-1] - low[0]:
         return ""
+    gaps = np.sort(np.diff(ordered)[least - 1 : -least])
+    if len(gaps) > 1 and gaps[-1] < _GAP * gaps[-2]:
+        return ""  # of many columns without units one has such a gap by chance
     first, second = (np.quantile(own, (0.1, 0.5, 0.9)) for own in (low, high))
     spread = second[2] - second[0]
     units = {"273.15 more": first + 273.15, **{f"{factor:g} times as much": first * factor for factor in _FACTORS}}

@@ -634,6 +634,29 @@ def archive_of_tables() -> bytes:
     return content.getvalue()
 
 
+def test_an_archive_of_tables_and_a_picture_is_one_of_tables(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for name in ("data/a.csv", "data/b.csv"):
+            archive.writestr(name, "a,y\n1,2\n")
+        archive.writestr("data/cover.png", png(RANDOM.integers(0, 256, (8, 8, 3), dtype=np.uint8)))
+    with pytest.raises(SourceError, match=r"2 tables, such as 'data/a.csv', and 1 picture: .* unpack it"):
+        make(tmp_path / "a.zip", tmp_path / "out")
+    manifest = make(tmp_path / "a.zip", tmp_path / "out", leave_out="*.csv")
+    assert list(manifest.class_names) == ["data"]
+
+
+def test_a_split_whose_one_folder_is_no_class_is_asked_about(tmp_path: Path) -> None:
+    """Tiny ImageNet has train/CLASS/images, val/images and test/images."""
+    for number, folder in enumerate(["train/n01/images", "train/n02/images", "val/images", "test/images"]):
+        (tmp_path / "s" / folder).mkdir(parents=True)
+        (tmp_path / "s" / folder / "0.png").write_bytes(png(np.full((8, 8, 3), number, np.uint8)))
+    with pytest.raises(SourceError, match=r"'test' holds the folder 'images' alone.*--leave-out test,val "):
+        make(tmp_path / "s", tmp_path / "asked")
+    assert list(make(tmp_path / "s", tmp_path / "left", leave_out="test,val").class_names) == ["n01", "n02"]
+    manifest = make(tmp_path / "s", tmp_path / "kept", target_kind="class")
+    assert list(manifest.class_names) == ["images", "n01", "n02"]
+
+
 def sparse_matrix() -> bytes:
     """A file as scipy.sparse.save_npz writes it."""
     content = io.BytesIO()

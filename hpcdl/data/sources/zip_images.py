@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from hpcdl.core.errors import SourceError, shown
-from hpcdl.core.units import format_bytes
+from hpcdl.core.units import counted, format_bytes
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.arrays import FieldSource
 from hpcdl.data.sources.base.flat import EncodedFiles
@@ -20,6 +20,8 @@ from hpcdl.data.sources.base.source import MOST_SAMPLE_BYTES, IndexWriter, Sourc
 from hpcdl.data.sources.base.splits import AUTO, IGNORE, folder_splits, is_clutter, left_out, some, split_called, typed
 
 _HEAD_BYTES = 12
+_TABLES, _FEWEST_TABLES = (".csv", ".tsv", ".parquet"), 2
+"""Endings of tables; so many of them, and no fewer than pictures, are what an archive is of."""
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, ValueError, struct.error)
 """What Python raises for damaged archives; RuntimeError: encrypted."""
 
@@ -60,6 +62,14 @@ class ZipSource(FieldSource):
                 pictures.append((member, parts))
             else:
                 others.append(member.filename)
+        tables = [name for name in others if name.lower().endswith(_TABLES)]
+        if len(tables) >= max(len(pictures), _FEWEST_TABLES):
+            raise SourceError(
+                f"{self._location} holds {counted(len(tables), 'table')}, such as {shown(tables[0])}, and "
+                f"{counted(len(pictures), 'picture')}: tables are not read from archives; unpack it, and give the "
+                "folder or one of its files. If pictures are the samples, leave the tables out: --leave-out "
+                f"{' '.join(dict.fromkeys(typed('*' + PurePosixPath(name).suffix) for name in tables))}"
+            )
         classes = self._by_folders([own for _, own in pictures])
         remedy = "unpack the archive and give that file as SOURCE"
         ask_of_list(str(self._location), others, {label for _, label in classes}, remedy)

@@ -196,8 +196,15 @@ def _ask_of_splits(root: Path, splits: dict[str, str], within: dict[str, _Conten
         count = len(within[flat[0]].entries)
         raise SourceError(
             f"{root}: {shown(flat[0])} is named after a split, and holds {count} files without class folders: their "
-            f"classes are not known. Give --leave-out {typed(flat[0])} to take the other splits alone, put each "
-            "class's images into a folder of its own, or list files and labels in a .csv"
+            f"classes are not known. Give --leave-out {','.join(map(typed, flat))} to take the other splits alone, put "
+            "each class's images into a folder of its own, or list files and labels in a .csv"
+        )
+    alone = [name for name in splits if _holds_one_alone(name, within)]
+    if alone and spec.target_kind != "class":
+        raise SourceError(
+            f"{root}: {shown(alone[0])} holds the folder {shown(within[alone[0]].folders[0])} alone, which is no class "
+            f"of the other splits: are its classes known? If not, give --leave-out {','.join(map(typed, alone))} to "
+            "take the other splits alone, or list files and labels in a .csv. If that is a class, give --target-kind class"
         )
     twice = next(((a, b) for a in splits for b in splits if a < b and splits[a] == splits[b]), None)
     if twice and spec.split_names == AUTO:
@@ -216,6 +223,17 @@ def _ask_of_splits(root: Path, splits: dict[str, str], within: dict[str, _Conten
     empty = next((name for name in others if not within[name].folders), None)
     if empty:
         raise SourceError(f"{root}: {shown(empty)} holds no class folders; give --leave-out {typed(empty)}")
+
+
+def _holds_one_alone(name: str, within: dict[str, _Content]) -> bool:
+    """Return whether a split's one folder, such as val/images, is in no other split, of which one has several."""
+    own = within[name].folders
+    others = [content.folders for other, content in within.items() if other != name]
+    return (
+        len(own) == 1
+        and any(len(folders) > 1 for folders in others)
+        and all(own[0] not in f for f in others if len(f) > 1)
+    )
 
 
 def _ask_of_flat(root: Path, flat: Sequence[str], others: Sequence[str]) -> None:

@@ -13,6 +13,7 @@ import pytest
 from hpcdl.core.errors import SourceError, UsageError
 from hpcdl.data.format.manifest import Categories, Manifest
 from hpcdl.data.write.writing import repair
+from tests.conftest import CommandLine
 from tests.data.sharding import contents, make
 
 COLUMNS = {
@@ -182,3 +183,12 @@ def test_many_words_are_no_one_hot(tmp_path: Path) -> None:
     manifest = make(csv(tmp_path, columns), tmp_path / "out", categories="name=codes", target="y=y", input="name=n")
     assert rows(tmp_path / "out", manifest, "n") == list(range(1500))
     assert np.array_equal(sorted(manifest.fields[0].categories[0].words), sorted(columns["name"]))
+
+
+@pytest.mark.parametrize(("word", "said"), [("NA", True), ("?", True), ("none", False)])
+def test_a_word_for_missing_values_is_named(run_hpcdl: CommandLine, tmp_path: Path, word: str, said: bool) -> None:
+    source = csv(tmp_path, {**COLUMNS, "sex": ["male", word, "female", "male"]})
+    wish = ["--target", "species", "--categories", "sex=one-hot,colour=codes", "--dry-run"]
+    made = run_hpcdl(["shard", source, tmp_path / "out", *wish])
+    assert made.code == 0 and (f"{word!r} among them: a missing value?" in made.err) == said, made.err
+    assert made.err.count("a missing value?") == said

@@ -203,13 +203,20 @@ def test_matlab_pictures_with_the_samples_last(tmp_path: Path) -> None:
     flags = {"input": "X=image", "target": "y=y", "target_kind": "class"}
     with pytest.raises(SourceError, match=r"X seems .* the last: give --sample-axis last"):
         make(tmp_path / "last.mat", tmp_path / "out", **flags)
-    with pytest.raises(SourceError, match=r"none that --image-field can name, as MATLAB's.* --input NAME=image"):
+    with pytest.raises(SourceError, match=r"not for MATLAB's.* --input X=NAME --target y=NAME.*sample-axis last"):
         make(tmp_path / "last.mat", tmp_path / "out", image_field="X", label_field="y")
     expected = sorted(repr([one.tolist(), int(own)]) for one, own in zip(pictures, labels, strict=True))
     for name, axis in (("first", {}), ("last", {"sample_axis": "last"})):
         manifest = make(tmp_path / f"{name}.mat", tmp_path / name, **flags, **axis)
         assert found(tmp_path / name, manifest) == expected
     assert "X: its last axis counts samples" in manifest.understood
+
+
+@pytest.mark.parametrize(("first", "remedy"), [(10, "give --sample-axis last if"), (60, r"save them as labels.resh")])
+def test_labels_in_one_row_get_their_remedy(tmp_path: Path, first: int, remedy: str) -> None:
+    np.savez(tmp_path / "a.npz", images=np.zeros((first, 12, 3, 60), np.uint8), labels=numbers(60, 3)[None])
+    with pytest.raises(SourceError, match=rf"labels have the shape \(1, 60\).*{remedy}"):
+        make(tmp_path / "a.npz", tmp_path / "out")
 
 
 @pytest.mark.parametrize("names", [("images", "labels"), ("x", "y")], ids=["images", "fields"])

@@ -290,6 +290,15 @@ class Hdf5Source(FieldSource):
         images, labels = self._fields
         for name in (images, labels):
             if name is not None and name.strip("/") not in shapes:
+                if name.strip("/") in file.arrays():  # MATLAB's
+                    flags = [
+                        f"--{role} {typed(own.strip('/'))}=NAME" if own else f"--{role} PATH=NAME"
+                        for role, own in (("input", images), ("target", labels))
+                    ]
+                    raise SourceError(
+                        f"{path}: --image-field and --label-field are not for MATLAB's arrays, whose axes have another "
+                        f"order: give {' '.join(flags)}, and --sample-axis last if it counts samples"
+                    )
                 known = f"it has {', '.join(shapes)}" if shapes else (
                     "it has none that --image-field can name, as MATLAB's, whose axes have another order; give --input "
                     "NAME=image --target NAME=label"

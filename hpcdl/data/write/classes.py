@@ -11,21 +11,16 @@ import numpy as np
 
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.units import counted
-from hpcdl.data.sources.base.labels import question_of_words
+from hpcdl.data.sources.base.labels import missing_among, question_of_words
 from hpcdl.data.sources.base.source import (
     SourceFacts,
 )
 from hpcdl.data.sources.base.splits import some
 from hpcdl.data.write.division import Counts
 
-_MISSING = frozenset(
-    {"", "nan", "n/a", "#n/a", "<na>", "null", "?", "unlabeled", "unlabelled", "unsup", "unsupervised"}
-)
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _JOINT = re.compile(r"(?<=[^\W\d_])[\s_-]+(?=[^\W\d_])")
 """What joins words of a name."""
-_MISSING_AS_WRITTEN = frozenset({"NA", "None"})
-"""Python's and R's words, case-sensitive; "none" is a usual name for a class."""
 _YES, _NO = frozenset({"yes", "y", "true", "t", "1"}), frozenset({"no", "n", "false", "f", "0"})
 _FEW_FOLDERS = 3
 """A folder is made on purpose, unlike a cell of a table: among so few of them a word is a class."""
@@ -100,7 +95,7 @@ def _answers(names: Sequence[str]) -> Iterator[str]:
 
 
 def _missing(names: Sequence[str]) -> Iterator[str]:
-    odd = [name for name in names if name.strip().lower() in _MISSING or name.strip() in _MISSING_AS_WRITTEN]
+    odd = missing_among(names)
     if odd and len(names) > len(odd):
         yield (
             f"{shown(odd[0])} is among the classes: one of them, or a label that is missing? Take such samples "

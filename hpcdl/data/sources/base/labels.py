@@ -28,6 +28,11 @@ _QUANTITY = re.compile(
 _WIDE, _FEWEST_FILLED = 100, 10
 """The user is asked about class numbers in a range of _WIDE and more that is not filled to a tenth, and about as many
 as _FEWEST_FILLED with gaps."""
+_MISSING = frozenset(
+    {"", "nan", "n/a", "#n/a", "<na>", "null", "?", "unlabeled", "unlabelled", "unsup", "unsupervised"}
+)
+_MISSING_AS_WRITTEN = frozenset({"NA", "None"})
+"""Python's and R's words, case-sensitive; "none" is a usual name for a class."""
 MOST_CLASSES = 1_000_000
 CLASS_LISTS = ("class_names", "classes", "label_names", "target_names", "class_labels", "category_names", "categories")
 """Names of arrays that list the classes of integer labels."""
@@ -84,6 +89,11 @@ def words_among_numbers(values: Iterable[str]) -> list[str]:
     different = sorted(set(values))
     words = [value for value in different if not NUMBER.fullmatch(value.strip())]
     return words if 3 * len(words) <= len(different) else []
+
+
+def missing_among(names: Iterable[str]) -> list[str]:
+    """Return the names that usually stand for a missing value."""
+    return [name for name in names if name.strip().lower() in _MISSING or name.strip() in _MISSING_AS_WRITTEN]
 
 
 def question_of_words(names: Sequence[str]) -> str:
@@ -179,8 +189,16 @@ def checked_labels(labels: Array, num_samples: int, where: str) -> Array:
     """Return `labels` as (N,) integers; SourceError if they are not labels of `num_samples` samples."""
     flat = labels.reshape(-1) if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if flat.ndim != 1 or len(flat) != num_samples:
+        remedy = ""
+        if labels.ndim == 2 and labels.shape[0] == 1:
+            remedy = (
+                ": save them as labels.reshape(-1)"
+                if labels.shape[1] == num_samples
+                else ": give --sample-axis last if the last axis counts samples, as in MATLAB"
+            )
         raise SourceError(
-            f"{where}: labels have the shape {labels.shape}; one number for each of {num_samples} samples is needed"
+            f"{where}: labels have the shape {labels.shape}; one number for each of {num_samples} samples is "
+            f"needed{remedy}"
         )
     if flat.dtype.kind not in "iufb":
         raise SourceError(f"{where}: labels are {flat.dtype}; whole numbers are needed")

@@ -10,6 +10,7 @@ import numpy as np
 from hpcdl.core.errors import SourceError, UsageError, shown
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.manifest import CODINGS, Categories
+from hpcdl.data.sources.base.labels import missing_among
 from hpcdl.data.sources.base.placed import PlacedArray
 from hpcdl.data.sources.base.source import Array
 from hpcdl.data.sources.base.splits import some, typed
@@ -118,7 +119,13 @@ def remarks_on(kept: Categories, field: str) -> str:
              enumerate(kept.words[:_SHOWN])]  # fmt: skip
     more = ", ..." if len(kept.words) > _SHOWN else ""
     what = "one-hot, at the places" if kept.coding == "one-hot" else f"codes at the place {kept.place}:"
-    return f"{field}: the words of {shown(kept.column)} as {what} {', '.join(names)}{more}"
+    odd = missing_among(kept.words)
+    doubt = (
+        f"; {some(odd)} among them: a missing value? It counts as a word; if it should not, take such rows out"
+        if odd
+        else ""
+    )
+    return f"{field}: the words of {shown(kept.column)} as {what} {', '.join(names)}{more}{doubt}"
 
 
 def word_chunks(array: PlacedArray) -> Iterator[Array]:

@@ -212,6 +212,17 @@ def test_matlab_pictures_with_the_samples_last(tmp_path: Path) -> None:
     assert "X: its last axis counts samples" in manifest.understood
 
 
+@pytest.mark.parametrize("head", ["Image.Name,Label", "image.id,Image.Label", ""])
+def test_names_with_a_point_over_a_list_of_files_are_its_head(tmp_path: Path, head: str) -> None:
+    names = [f"{number}.png" for number in range(4)]
+    for name in names:
+        Image.fromarray(pixels(1, (8, 8, 3))[0]).save(tmp_path / name)
+    lines = [head, *(f"{name},{'ab'[number % 2]}" for number, name in enumerate(names))]
+    (tmp_path / "list.csv").write_text("\n".join(filter(None, lines)) + "\n")
+    manifest = make(tmp_path / "list.csv", tmp_path / "out")
+    assert list(manifest.class_names) == ["a", "b"] and manifest.splits["all"].num_samples == 4
+
+
 @pytest.mark.parametrize(("first", "remedy"), [(10, "give --sample-axis last if"), (60, r"save them as labels.resh")])
 def test_labels_in_one_row_get_their_remedy(tmp_path: Path, first: int, remedy: str) -> None:
     np.savez(tmp_path / "a.npz", images=np.zeros((first, 12, 3, 60), np.uint8), labels=numbers(60, 3)[None])

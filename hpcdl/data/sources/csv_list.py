@@ -451,9 +451,23 @@ def _is_head(lines: Sequence[Sequence[str]], folder: Path) -> bool:
     """Return whether a first line is a header: no field is a file or a number, and further lines follow."""
     if _names_file_and_label(lines[0]):
         return True
-    if any(NUMBER.fullmatch(field.strip()) or _is_file(field, folder) for field in lines[0]):
+    if any(NUMBER.fullmatch(field.strip()) for field in lines[0]):
+        return False
+    if _names_column_of_images(lines, folder):
+        return True
+    if any(_is_file(field, folder) for field in lines[0]):
         return False
     return len(lines) > 1 and any(_is_file(field, folder) for field in lines[1])
+
+
+def _names_column_of_images(lines: Sequence[Sequence[str]], folder: Path) -> bool:
+    """Return whether a name with a point (Image.Name) stands above a file called as an image, and is no file itself."""
+    for name, value in zip(lines[0], lines[1] if len(lines) > 1 else (), strict=False):
+        if is_called_image(value.strip()):
+            own = name.strip()
+            is_file = "/" in own or is_called_image(own) or os.path.exists(folder / own)  # noqa: PTH110  long texts too
+            return not is_file
+    return False
 
 
 def _is_file(field: str, folder: Path) -> bool:

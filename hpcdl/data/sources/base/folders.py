@@ -204,7 +204,8 @@ def _ask_of_splits(root: Path, splits: dict[str, str], within: dict[str, _Conten
         raise SourceError(
             f"{root}: {shown(alone[0])} holds the folder {shown(within[alone[0]].folders[0])} alone, which is no class "
             f"of the other splits: are its classes known? If not, give --leave-out {','.join(map(typed, alone))} to "
-            "take the other splits alone, or list files and labels in a .csv. If that is a class, give --target-kind class"
+            "take the other splits alone, or list files and labels in a .csv. If that is a class, give --target-kind "
+            "class"
         )
     twice = next(((a, b) for a in splits for b in splits if a < b and splits[a] == splits[b]), None)
     if twice and spec.split_names == AUTO:

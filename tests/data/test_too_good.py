@@ -303,19 +303,28 @@ def test_units_of_two_files_that_differ_are_said(run_hpcdl: CommandLine, tmp_pat
     assert made.code == 0 and (line in made.err) == (other != "K") and ("units" in made.err) == (other != "K"), made.err
 
 
-@pytest.mark.parametrize(("turned", "said"), [(True, "lat: 50 to 40 in a.nc and 40 to 50 in b.nc"), (False, "")])
+@pytest.mark.parametrize(
+    ("name", "first", "second", "said"),
+    [
+        ("lat", (50, 40), (40, 50), "lat: 50 to 40 in a.nc:lat and 40 to 50 in b.nc:lat"),
+        ("lon", (0, 300), (-180, 120), "lon: 0 to 300 in a.nc:lon and -180 to 120"),
+        ("wavelength", (400, 900), (350, 850), "wavelength: 400 to 900 in"),
+        ("lat", (50, 40), (50, 40), ""),
+        ("lat", (50, 40), (40, 30), ""),  # tiles
+    ],
+)
 def test_coordinates_of_two_files_that_differ_are_said(
-    run_hpcdl: CommandLine, tmp_path: Path, turned: bool, said: str
+    run_hpcdl: CommandLine, tmp_path: Path, name: str, first: tuple[int, int], second: tuple[int, int], said: str
 ) -> None:
-    for number, name in enumerate(["a.nc", "b.nc"]):
-        with h5py.File(tmp_path / name, "w") as file:
+    for number, ends in enumerate([first, second]):
+        with h5py.File(tmp_path / f"{'ab'[number]}.nc", "w") as file:
             file["t"], file["y"] = np.random.default_rng(number).random((30, 6, 5)), np.linspace(0, 1.5, 30)
             file["time"] = np.arange(30) + 30 * number  # of the samples: it differs in each file
-            file["lat"] = np.linspace(50, 40, 6)[:: -1 if turned and number else 1]
-            file["lat_bnds"], file["mean"] = np.zeros((6, 2)), np.array([1, 3, 2, 5, 4]) + number
+            file[name] = np.linspace(*ends, 6).astype(["f4", "f8"][number])
+            file["bounds"], file["mean"] = np.zeros((6, 2)), np.array([1, 3, 2, 5, 4]) + number
     names = ["--input", "t", "--target", "y", "--sample-is", "row", "--dry-run"]
     made = run_hpcdl(["shard", tmp_path, tmp_path / "out", *names])
-    assert made.code == 0 and said in made.err and ("on one grid" in made.err) == turned, made.err
+    assert made.code == 0 and said in made.err and ("on one grid" in made.err) == bool(said), made.err
 
 
 @pytest.mark.parametrize(("dtype", "shape"), [("uint8", (16, 12, 3)), ("float32", (12, 12))])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -45,6 +46,8 @@ _LOOKED_INTO = 16
 """Files whose links and references are looked at: a source may have a file for each sample."""
 _SHORTEST, _LONGEST = 3, 1 << 16
 """Lengths of coordinates that are compared between files."""
+_SPECTRAL = re.compile(r"wave|wn|lambda|freq|energ|mz|lev|plev|press|depth|height", re.IGNORECASE)
+"""Beginnings of names of coordinates that all samples are to share, unlike places of tiles and times of windows."""
 _SIGNATURE_OFFSETS = (0, 512, 1024, 2048)
 
 
@@ -95,7 +98,7 @@ class Hdf5Source(FieldSource):
 
         They are arrays of rising or falling numbers, as long as an axis of a sample; the axis of samples has others.
         """
-        first: dict[str, tuple[Array, Path]] = {}
+        first: dict[str, tuple[Array, str]] = {}
         remarks: dict[str, str] = {}
         for path in paths:
             file = self._file(str(path))
@@ -108,15 +111,17 @@ class Hdf5Source(FieldSource):
                 values = np.asarray(file.whole(name))
                 if values.dtype.kind not in "iuf" or not (np.diff(values) > 0).all() | (np.diff(values) < 0).all():
                     continue
-                other, where = first.setdefault(without_split(name), (values, path))
-                if other.shape == values.shape and not np.allclose(other, values):
+                key = without_split(name)
+                other, where = first.setdefault(key, (values, f"{path.name}:{name}"))
+                if other.shape == values.shape and _at_other_places(key, other, values):
                     ends = [
-                        f"{own[0]:g} to {own[-1]:g} in {place.name}" for own, place in ((other, where), (values, path))
+                        f"{own[0]:g} to {own[-1]:g} in {place}"
+                        for own, place in ((other, where), (values, f"{path.name}:{name}"))
                     ]
                     remarks.setdefault(
-                        name,
-                        f"{name}: {' and '.join(ends)}, so the same index of two samples is not the same place: write "
-                        "the files in one order, on one grid",
+                        key,
+                        f"{key}: {' and '.join(ends)}, so the same index of two samples is not the same place: write "
+                        "them in one order, on one grid",
                     )
         return [*remarks.values()]
 
@@ -316,6 +321,19 @@ class Hdf5Source(FieldSource):
                 f"{path}: which data sets? Give --image-field and --label-field of {', '.join(shapes) or 'none'}"
             )
         return images.strip("/"), labels.strip("/")
+
+
+def _at_other_places(name: str, first: Array, other: Array) -> bool:
+    """Return whether coordinates of two files seem to differ by mistake: in order, by a turn, or as a spectrum's.
+
+    Tiles and windows of time have coordinates of their own, in one direction.
+    """
+    near = 1e-5 * float(np.abs(first[-1] - first[0]))  # float32 beside float64
+    if np.allclose(first, other, atol=near):
+        return False
+    circle = [np.sort(np.round(values.astype(np.float64), 4) % 360) for values in (first, other)]
+    turned = (first[0] < first[-1]) != (other[0] < other[-1])
+    return turned or np.allclose(*circle, atol=near) or bool(_SPECTRAL.match(name.rpartition("/")[2]))
 
 
 def _files(location: Path) -> list[Path]:

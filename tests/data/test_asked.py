@@ -657,6 +657,14 @@ def test_a_split_whose_one_folder_is_no_class_is_asked_about(tmp_path: Path) -> 
     assert list(manifest.class_names) == ["images", "n01", "n02"]
 
 
+def test_class_folders_of_arrays_of_unequal_length_get_a_remedy_that_fits(tmp_path: Path) -> None:
+    for number, folder in enumerate(["no", "yes"]):
+        (tmp_path / "s" / folder).mkdir(parents=True)
+        np.save(tmp_path / "s" / folder / "0.npy", np.zeros(100 + number))
+    with pytest.raises(SourceError, match=r"is a numpy array.*samples of unequal length \(--reader FILE.py:NAME\)"):
+        make(tmp_path / "s", tmp_path / "out")
+
+
 def sparse_matrix() -> bytes:
     """A file as scipy.sparse.save_npz writes it."""
     content = io.BytesIO()

@@ -331,9 +331,9 @@ def _at_other_places(name: str, first: Array, other: Array) -> bool:
     near = 1e-5 * float(np.abs(first[-1] - first[0]))  # float32 beside float64
     if np.allclose(first, other, atol=near):
         return False
-    circle = [np.sort(np.round(values.astype(np.float64), 4) % 360) for values in (first, other)]
+    here, there = (np.sort(np.round(values.astype(np.float64), 4) % 360) for values in (first, other))
     turned = (first[0] < first[-1]) != (other[0] < other[-1])
-    return turned or np.allclose(*circle, atol=near) or bool(_SPECTRAL.match(name.rpartition("/")[2]))
+    return turned or np.allclose(here, there, atol=near) or bool(_SPECTRAL.match(name.rpartition("/")[2]))
 
 
 def _files(location: Path) -> list[Path]:

@@ -134,8 +134,8 @@ def what_it_is(name: str, head: bytes) -> str:
     if kind in _OWN:
         return (
             f"{kind}, not an image. Folders per class are read of images and .txt files alone: join the samples into "
-            f"one file with an array of labels (--format {_OWN[kind]}), or give a reader of your own, as for samples of "
-            "unequal length (--reader FILE.py:NAME)"
+            f"one file with an array of labels (--format {_OWN[kind]}), or give a reader of your own, as for samples "
+            "of unequal length (--reader FILE.py:NAME)"
         )
     images = f"(images: {', '.join(_KINDS)})"
     if kind is not None:

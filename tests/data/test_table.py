@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from hpcdl.core.errors import SourceError
-from hpcdl.data.sources.base.flat import remark_on_groups
+from hpcdl.data.sources.base.groups import remark_on_groups
 from hpcdl.data.sources.base.source import recognise
 from tests.data.sharding import make
 

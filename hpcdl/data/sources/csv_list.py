@@ -22,7 +22,7 @@ from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.chosen import remarks_on_unused
-from hpcdl.data.sources.base.flat import remark_on_groups
+from hpcdl.data.sources.base.groups import remark_on_groups
 from hpcdl.data.sources.base.images import PictureField, quantity_field
 from hpcdl.data.sources.base.labels import (
     NUMBER,

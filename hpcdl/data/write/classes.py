@@ -12,9 +12,7 @@ import numpy as np
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.units import counted
 from hpcdl.data.sources.base.labels import missing_among, question_of_words
-from hpcdl.data.sources.base.source import (
-    SourceFacts,
-)
+from hpcdl.data.sources.base.source import SourceFacts
 from hpcdl.data.sources.base.splits import some
 from hpcdl.data.write.division import Counts
 

@@ -10,9 +10,7 @@ import numpy.typing as npt
 
 from hpcdl.core.errors import UsageError
 from hpcdl.data.format.order import mixed, permuted
-from hpcdl.data.sources.base.source import (
-    Index,
-)
+from hpcdl.data.sources.base.source import Index
 
 Counts = npt.NDArray[np.int64]
 _SMALL_CLASS = 16

@@ -21,7 +21,8 @@ from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.manifest import DTYPES, Field
 from hpcdl.data.sources.base.chosen import choose, divided, remarks_on_unused
 from hpcdl.data.sources.base.doubts import as_fed, doubts, never_written, unscaled
-from hpcdl.data.sources.base.flat import LAST, MOST_ARRAY_BYTES, FlatFiles, add_numbered, remark_on_groups, stamp_of
+from hpcdl.data.sources.base.flat import LAST, MOST_ARRAY_BYTES, FlatFiles, add_numbered, stamp_of
+from hpcdl.data.sources.base.groups import remark_on_groups
 from hpcdl.data.sources.base.labels import (
     CLASS_LISTS,
     MOST_CLASSES,

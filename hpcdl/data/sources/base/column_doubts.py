@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hpcdl.core.errors import shown
-from hpcdl.data.sources.base.flat import remark_on_groups
+from hpcdl.data.sources.base.groups import remark_on_groups
 from hpcdl.data.sources.base.names import names_group, names_time
 from hpcdl.data.sources.base.placed import VALUES_AT_ONCE, TableColumn
 from hpcdl.data.sources.base.source import Array, SourceFacts

@@ -34,8 +34,6 @@ _BATCH = 1 << 14
 _MOST_CHANNELS = 16
 _STORED = {"uint8": "uint8", "float16": "float16", "float32": "float32", "float64": "float32"}
 """The type in which pixels of a type are stored."""
-_MOST_GROUPS = 1_000_000
-"""Most patients, or what else a column names, that are kept in memory to find those in several splits."""
 MOST_ARRAY_BYTES = 0x7FFFF000
 """Limit for a sample: Linux reads no more in one call."""
 _MOST_OPEN = 64
@@ -328,28 +326,6 @@ def axes_remark(shape: Sequence[int], first: bool, axes: str) -> list[str]:
     return [
         f"images: {channels}x{height}x{width} in the source, taken as channels first, and stored as "
         f"{height}x{width}x{channels}; --axes nhwc leaves the axes as they are"
-    ]
-
-
-def remark_on_groups(name: str, words_of: Iterable[tuple[str, Iterable[str]]]) -> list[str]:
-    """Return a remark if values of a column `name` occur in several splits; `words_of` yields splits and values."""
-    first: dict[str, str] = {}
-    shared: dict[str, str] = {}
-    for split, words in words_of:
-        for word in words:
-            if word and first.setdefault(word, split) != split:
-                shared.setdefault(word, split)
-        if len(first) > _MOST_GROUPS:
-            break
-    if not shared:
-        unseen = len(first) > _MOST_GROUPS
-        return (
-            [f"{shown(name)} has over {_MOST_GROUPS:,} values: splits that share one were not found"] if unseen else []
-        )
-    word, split = next(iter(shared.items()))
-    return [
-        f"{len(shared)} of {len(first)} values of {shown(name)} are in several splits, such as {shown(word)} in "
-        f"{first[word]} and {split}: if samples of one belong together, results are too good; divide by {name} instead"
     ]
 
 

@@ -1,10 +1,10 @@
-"""Files that their names say belong together: several of one patient, scene, video or original."""
+"""Samples that belong together, of one patient, scene, video or original, by names of files or values of a column."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from hpcdl.core.errors import shown
@@ -85,3 +85,29 @@ def _has_groups(names: Sequence[str], rule: Callable[[str], str], num_classes: i
     found.pop("", None)
     several = [count for count in found.values() if count > 1]
     return 2 * sum(several) >= len(names) and len(several) >= max(_FEWEST_GROUPS, 2 * num_classes)
+
+
+_MOST_GROUPS = 1_000_000
+"""Most patients, or what else a column names, that are kept in memory to find those in several splits."""
+
+
+def remark_on_groups(name: str, words_of: Iterable[tuple[str, Iterable[str]]]) -> list[str]:
+    """Return a remark if values of a column `name` occur in several splits; `words_of` yields splits and values."""
+    first: dict[str, str] = {}
+    shared: dict[str, str] = {}
+    for split, words in words_of:
+        for word in words:
+            if word and first.setdefault(word, split) != split:
+                shared.setdefault(word, split)
+        if len(first) > _MOST_GROUPS:
+            break
+    if not shared:
+        unseen = len(first) > _MOST_GROUPS
+        return (
+            [f"{shown(name)} has over {_MOST_GROUPS:,} values: splits that share one were not found"] if unseen else []
+        )
+    word, split = next(iter(shared.items()))
+    return [
+        f"{len(shared)} of {len(first)} values of {shown(name)} are in several splits, such as {shown(word)} in "
+        f"{first[word]} and {split}: if samples of one belong together, results are too good; divide by {name} instead"
+    ]

@@ -9,9 +9,7 @@ import numpy as np
 
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.data.sources.base.names import is_id, names_quantity
-from hpcdl.data.sources.base.source import (
-    Array,
-)
+from hpcdl.data.sources.base.source import Array
 from hpcdl.data.sources.base.splits import some
 
 _MAPPED_SHOWN = 5

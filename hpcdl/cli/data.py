@@ -249,7 +249,7 @@ def _check(folder: Path, source: str | None, reader: str, commentary: Commentary
         checked = inspection.verify(folder, on_bytes=on_bytes)
     repaired: list[str] = []
     if source is not None and checked.bad_shards:
-        from hpcdl.data.write.writing import repair
+        from hpcdl.data.write.repair import repair
 
         repaired = repair(folder, source, checked.bad_shards, reader)
         for name in repaired:

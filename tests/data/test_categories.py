@@ -12,7 +12,7 @@ import pytest
 
 from hpcdl.core.errors import SourceError, UsageError
 from hpcdl.data.format.manifest import Categories, Manifest
-from hpcdl.data.write.writing import repair
+from hpcdl.data.write.repair import repair
 from tests.conftest import CommandLine
 from tests.data.sharding import contents, make
 

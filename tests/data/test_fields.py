@@ -24,7 +24,7 @@ from hpcdl.data.format.manifest import DTYPES, FIELDS_SCHEMA, Manifest, write_ma
 from hpcdl.data.read.reader import open_reader
 from hpcdl.data.read.windows import TrainingStream
 from hpcdl.data.show.inspection import inspect, verify
-from hpcdl.data.write.writing import repair
+from hpcdl.data.write.repair import repair
 from tests.conftest import CommandLine
 from tests.data.sharding import contents, image_folder, make
 

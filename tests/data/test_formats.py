@@ -19,9 +19,10 @@ from PIL import Image
 
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.data.format.manifest import Manifest, read_manifest
+from hpcdl.data.sources.base.records import example_class, masked_crc
 from hpcdl.data.sources.base.source import recognise
-from hpcdl.data.sources.tfrecord import _example_class, masked_crc
-from hpcdl.data.write.writing import dry_run, repair
+from hpcdl.data.write.repair import repair
+from hpcdl.data.write.writing import dry_run
 from tests.data.sharding import contents, everything, image_folder, make, pixels, request
 
 FORMATS = ("memmap", "text", "parquet", "webdataset", "tfds")
@@ -233,7 +234,7 @@ def test_webdataset_of_arrays_masks_json_and_text(tmp_path: Path) -> None:
 
 def example(**features: Any) -> bytes:
     """Return a tf.train.Example; __ in a name stands for /."""
-    made = _example_class()()
+    made = example_class()()
     for name, value in features.items():
         feature = made.features.feature[name.replace("__", "/")]
         several = value if isinstance(value, list) else [value]

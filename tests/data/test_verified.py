@@ -24,7 +24,7 @@ from hpcdl.data.sources.base.images import decode
 from hpcdl.data.sources.base.source import UnreadableSample
 from hpcdl.data.write import listing
 from hpcdl.data.write.plan import ShardJob
-from hpcdl.data.write.writing import repair
+from hpcdl.data.write.repair import repair
 from tests.conftest import CommandLine
 from tests.data.sharding import contents, image_folder, make, numbers, pixels
 

@@ -38,7 +38,7 @@ from hpcdl.core.storage.files import write_json
 from hpcdl.core.storage.lock import check_free
 from hpcdl.data.format import manifest
 from hpcdl.data.show.inspection import inspect, require_sound, verify
-from hpcdl.data.sources.tfrecord import _example_class, masked_crc
+from hpcdl.data.sources.base.records import example_class, masked_crc
 from hpcdl.data.write import journal
 from hpcdl.data.write.plan import read_job
 from hpcdl.data.write.shards import ShardResult
@@ -357,7 +357,7 @@ def make_cifar(name: str, *, pickled: bool, hundred: bool) -> Callable[[Path], P
 
 
 def example_bytes(label: int) -> bytes:
-    example = _example_class()()
+    example = example_class()()
     fields = example.features.feature
     fields["image_raw"].bytes_list.value.append(bytes(range(48)))
     for field, value in (("label", label), ("height", 4), ("width", 4), ("depth", 3)):

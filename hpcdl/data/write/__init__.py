@@ -1,1 +1,1 @@
-"""`hpcdl shard`: list a source, plan, write in parallel, repair."""
+"""`hpcdl shard`: list a source, plan, write in parallel; repair shards."""

@@ -12,7 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -117,6 +117,7 @@ def fields(draw: st.DrawFn) -> np.ndarray:
 
 @settings(max_examples=8, suppress_health_check=list(HealthCheck))
 @given(first=fields(), second=fields(), third=fields())
+@example(first=np.zeros(COUNT, bool), second=np.full(COUNT, 1.7e305), third=np.full(COUNT, 1.7e306))
 def test_every_type_and_shape_comes_back_bit_by_bit(
     first: np.ndarray, second: np.ndarray, third: np.ndarray, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -199,16 +199,18 @@ def unscaled(field: Field, arrays: Sequence[PlacedArray]) -> str:
         return ""
     least, greatest = int(places[tops[places].argmin()]), int(tops.argmax())
     reached = [f"{tops[at]:.3g}" + (f" at index {at}" if width > 1 else "") for at in (least, greatest)]
+    # A thousandth: a thousand times as much may be beyond float64.
+    lowest, highest = tops[least], tops[greatest]
+    apart = highest / _UNEVEN >= lowest
     if is_target:
-        apart = tops[greatest] > _UNEVEN * tops[least]
-        if not apart and 1 / _UNEVEN <= tops[greatest] < _UNEVEN:
+        if not apart and 1 / _UNEVEN <= highest < _UNEVEN:
             return ""
         return (
             f"{field.name}: numbers reach {', and '.join(reached if apart else reached[1:])}, and training does not "
             "scale targets: write them in a unit in which they are near 1"
         )
-    if width > LOOKED_AT or tops[greatest] < _UNEVEN * tops[least]:
-        reached = reached[1:] if tops[greatest] >= _LARGE else []
+    if width > LOOKED_AT or not apart:
+        reached = reached[1:] if highest >= _LARGE else []
     if not reached:
         return ""
     return (

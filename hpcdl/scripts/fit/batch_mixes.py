@@ -6,9 +6,10 @@ ratio, root or other non-linear function of means over a batch is not the mean o
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -44,14 +45,18 @@ _DIVIDES = (
 def look_for_mixes(group: ScriptGroup, what: str, loss: Any, rows: Any) -> None:
     """Look at a loss of the graph that is being traced when its first batch, of which `rows` is a tensor, comes."""
     number = rows.shape[0]
+    shown: Any
     if (product := _contrast(loss, number)) is not None:
-        group.keep(f"{what} compares", lambda: BatchMix(group, what, _COMPARES)).trace(rows, tf.shape(product))
+        text, shown = _COMPARES, tf.shape(product)
     elif (found := _not_linear(loss, number)) is not None:
         operation, divisor = found
-        if divisor is None:
-            group.keep(f"{what} bends", lambda: BatchMix(group, what, _BENDS)).trace(rows, tf.shape(operation)[:0])
-        elif divisor.shape.rank == 0:
-            group.keep(f"{what} divides", lambda: BatchMix(group, what, _DIVIDES)).trace(rows, divisor)
+        text, shown = (_BENDS, tf.shape(operation)[:0]) if divisor is None else (_DIVIDES, divisor)
+        if divisor is not None and divisor.shape.rank != 0:
+            return
+    else:
+        return
+    judge = functools.partial(_warn_if_met, group, f"{what} {text}")
+    group.keep(f"looks if {what} {text}", lambda: FirstBatch(judge)).trace(rows, shown)
 
 
 def _contrast(loss: Any, number: int | None) -> Any:
@@ -173,35 +178,42 @@ def has_rows(tensor: Any, number: int | None, *, times: bool = False) -> bool:
     return False
 
 
-class BatchMix:
-    """One loss in which samples meet, until its first batch of two samples or more."""
+class FirstBatch:
+    """What is looked at in the first batch of two samples or more, and never again.
 
-    def __init__(self, group: ScriptGroup, what: str, text: str) -> None:
-        self._group, self._what, self._text, self._done = group, what, text, False
+    `judge` takes the number of the batch's samples, and the values of what `trace` is given besides.
+    """
+
+    def __init__(self, judge: Callable[..., None]) -> None:
+        self._judge, self._done = judge, False
         with outside_graphs():  # a function that is traced again refuses new variables
-            self._on = tf.Variable(True, trainable=False, name="looks_at_mix")
+            self._on = tf.Variable(True, trainable=False, name="looks_at_batch")
 
-    def trace(self, rows: Any, shown: Any) -> None:
-        """Add what looks at a batch to the training step; it does nothing in later steps.
-
-        `shown`: the shape of a product of the batch with itself, what divides the loss, or nothing.
-        """
+    def trace(self, rows: Any, *shown: Any) -> None:
+        """Add what looks at a batch, of which `rows` is a tensor, to the step; it does nothing in later steps."""
         if not self._done:
-            inputs = [tf.shape(rows)[0], shown]
-            tf.cond(self._on, lambda: call_python(self.look, inputs, tf.bool), lambda: tf.constant(True))
+            inputs = [tf.shape(rows)[0], *shown]
+            tf.cond(self._on, lambda: call_python(self._look, inputs, tf.bool), lambda: tf.constant(True))
 
-    def look(self, number: Array, shown: Array) -> bool:
-        """Warn if what a batch of `number` samples shows does not speak against it."""
+    def _look(self, number: Array, *shown: Array) -> bool:
         if number > 1 and not self._done:
             self._done = True
             self._on.assign(False)
-            if meet(int(number), shown):
-                warn_once(self._group, f"{self._what} {self._text}", f"{self._what} {self._text}")
+            self._judge(int(number), *shown)
         return True
 
 
+def _warn_if_met(group: ScriptGroup, text: str, number: int, shown: Array) -> None:
+    """Warn if what a batch shows does not speak against it: see `meet`."""
+    if meet(number, shown):
+        warn_once(group, text, text)
+
+
 def meet(number: int, shown: Array) -> bool:
-    """Return whether the samples of a batch of `number` meet, by the shape of a product or by what divides a loss."""
+    """Return whether the samples of a batch of `number` meet.
+
+    `shown`: the shape of a product of the batch with itself, what divides the loss, or nothing.
+    """
     if shown.ndim:
         return all(length == shown[0] and length % number == 0 for length in shown)
     # A number of values that each sample has (a mask without gaps) is the same on all ranks.

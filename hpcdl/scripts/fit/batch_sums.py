@@ -21,16 +21,15 @@ from hpcdl.scripts.fit.batch_mixes import (
     PASSING,
     ROUNDING,
     SCALING,
+    FirstBatch,
     has_rows,
     is_exact,
     look_for_mixes,
     takes_rows,
 )
 from hpcdl.scripts.process.session import warn_once
-from hpcdl.strategies.base.graph import call_python, outside_graphs
 
 if TYPE_CHECKING:
-    from hpcdl.core.protocols import Array
     from hpcdl.scripts.process.group import ScriptGroup
 
 
@@ -69,7 +68,8 @@ def look_at(group: ScriptGroup, what: str, losses: Sequence[Any], rows: Any) -> 
     for loss in [loss for loss in losses if getattr(loss, "graph", None) is graph]:
         look_for_mixes(group, what, loss, rows)
         if found := divisors_of_sum(loss, number):
-            group.keep(f"{what} {found}", functools.partial(BatchSum, group, what, found)).trace(rows)
+            judge = functools.partial(_warn_if_summed, group, what, found)
+            group.keep(f"{what} {found}", functools.partial(FirstBatch, judge)).trace(rows)
 
 
 def has_variables(sources: Any) -> bool:
@@ -128,27 +128,10 @@ def _constant(tensor: Any) -> float | None:
     return None if value is None or value.ndim else float(value)
 
 
-class BatchSum:
-    """One loss that adds up a batch, until its first batch of two samples or more."""
-
-    def __init__(self, group: ScriptGroup, what: str, divisors: Sequence[float]) -> None:
-        self._group, self._what, self._divisors, self._done = group, what, divisors, False
-        with outside_graphs():  # a function that is traced again refuses new variables
-            self._on = tf.Variable(True, trainable=False, name="looks_at_sum")
-
-    def trace(self, rows: Any) -> None:
-        """Add what looks at a batch to the training step; it does nothing in later steps."""
-        if not self._done:
-            tf.cond(self._on, lambda: call_python(self.look, [tf.shape(rows)[0]], tf.bool), lambda: tf.constant(True))
-
-    def look(self, number: Array) -> bool:
-        """Warn if a batch of `number` samples shows that the sum is not divided by them."""
-        if number > 1 and not self._done:
-            self._done = True
-            self._on.assign(False)
-            if not divides(self._divisors, int(number), self._group.size):
-                warn_of_sum(self._group, self._what)
-        return True
+def _warn_if_summed(group: ScriptGroup, what: str, divisors: Sequence[float], number: int) -> None:
+    """Warn if a batch of `number` samples shows that the sum is not divided by them."""
+    if not divides(divisors, number, group.size):
+        warn_of_sum(group, what)
 
 
 def warn_of_sum(group: ScriptGroup, what: str) -> None:

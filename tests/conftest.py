@@ -7,6 +7,7 @@ import contextlib
 import gc
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -444,6 +445,16 @@ def _own_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("XDG_CACHE_HOME", str(home / "cache"))
         patch.setenv("HPCDL_SITE_CONFIG", str(home / "site.toml"))
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _folder_of_each_test(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fail where a test wrote beside its own folder: another test, on some days only, would find that file."""
+    common = tmp_path_factory.getbasetemp()
+    before = set(common.iterdir())
+    yield
+    beside = sorted(path.name for path in set(common.iterdir()) - before if not re.search(r"(\d|current)$", path.name))
+    assert not beside, f"written beside the folders of tests, in {common}: {', '.join(beside)}"
 
 
 @dataclass(frozen=True)

@@ -521,9 +521,11 @@ def test_texts_of_numbers_are_asked_about(layout: str, tmp_path: Path) -> None:
 
 
 def test_few_texts_of_numbers_among_others_are_texts(tmp_path: Path) -> None:
-    (tmp_path / "ham.txt").write_text("0123 456789\n" + "Hello\n" * 5)
-    (tmp_path / "spam.txt").write_text("Win 100\n" * 5)
-    assert make(tmp_path, tmp_path.parent / "out", target="").class_names == ("ham", "spam")
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "ham.txt").write_text("0123 456789\n" + "Hello\n" * 5)
+    (texts / "spam.txt").write_text("Win 100\n" * 5)
+    assert make(texts, tmp_path / "out", target="").class_names == ("ham", "spam")
 
 
 def test_a_list_of_images_and_masks_is_asked_about(tmp_path: Path) -> None:

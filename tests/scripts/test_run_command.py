@@ -127,8 +127,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def run(hpcdl: CommandLine, folder: Path, *words: str | Path) -> Finished:
-    return hpcdl(["run", "--ranks", "2", "--stall-timeout", "8s", *words], cwd=folder.parent)
+def run(hpcdl: CommandLine, cwd: Path, *words: str | Path) -> Finished:
+    return hpcdl(["run", "--ranks", "2", "--stall-timeout", "8s", *words], cwd=cwd)
 
 
 @pytest.mark.mpi
@@ -136,7 +136,7 @@ def test_a_script_gets_its_words_its_folder_and_a_record_that_a_report_reads(
     session_hpcdl: CommandLine, folder: Path, tmp_path: Path
 ) -> None:
     words = ["--prefix", "--run-dir", tmp_path / "run", folder / "script.py", "late", "--ranks", "7", "--help"]
-    finished = run(session_hpcdl, folder, *words)
+    finished = run(session_hpcdl, tmp_path, *words)
     assert finished.code == 0, finished.err
     reported = "['late', '--ranks', '7', '--help'] 41"
     assert {line.split(" 41")[0] + " 41" for line in finished.out.splitlines()} == {
@@ -152,7 +152,7 @@ def test_a_script_gets_its_words_its_folder_and_a_record_that_a_report_reads(
     assert written_by_ranks(tmp_path / "run") == {
         "all.json", *(f"rank-{rank}.{process_end}" for rank in range(2) for process_end in ("out", "err")),
     }  # fmt: skip
-    again = run(session_hpcdl, folder, "--run-dir", tmp_path / "run", folder / "script.py", "x")
+    again = run(session_hpcdl, tmp_path, "--run-dir", tmp_path / "run", folder / "script.py", "x")
     assert again.code == 2 and "exists" in again.err
     other = session_hpcdl(["evaluate", tmp_path / "run", "--data", "synthetic:mnist"])
     assert other.code == 2 and "is a run of the script" in other.err
@@ -326,9 +326,8 @@ hpcdl.barrier()
 
 @pytest.mark.long
 def test_one_rank_downloads_what_all_ask_for(session_hpcdl: CommandLine, tmp_path: Path) -> None:
-    (tmp_path / "downloads").mkdir()
     (tmp_path / "script.py").write_text(DOWNLOADS)
-    finished = run(session_hpcdl, tmp_path / "downloads", "--run-dir", tmp_path / "run", tmp_path / "script.py")
+    finished = run(session_hpcdl, tmp_path, "--run-dir", tmp_path / "run", tmp_path / "script.py")
     assert (finished.code, finished.out.count("downloads")) == (0, 1), finished.err
     assert "warning" not in finished.err
 
@@ -445,7 +444,7 @@ def test_started_by_mpiexec_every_end_has_its_code_and_one_line_soon(
 def test_every_end_has_its_code_and_one_line(
     session_hpcdl: CommandLine, folder: Path, tmp_path: Path, what: str, code: int, last: str
 ) -> None:
-    finished = run(session_hpcdl, folder, "--run-dir", tmp_path / "run", folder / "script.py", what)
+    finished = run(session_hpcdl, tmp_path, "--run-dir", tmp_path / "run", folder / "script.py", what)
     assert finished.code == code, finished.err
     (line,) = [line for line in finished.err.splitlines() if line.startswith("hpcdl: ")]
     assert all(part in line for part in last.split("HOST"))

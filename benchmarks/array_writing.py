@@ -25,7 +25,7 @@ import h5py
 import numpy as np
 
 from benchmarks.data_writing import sharding
-from hpcdl.data.sources.base.records import masked_crc
+from hpcdl.data.sources.layouts.records import masked_crc
 
 _FILES = 4
 

@@ -26,7 +26,7 @@ import numpy as np
 from PIL import Image, features
 
 from benchmarks.data_writing import jpegs, sharding
-from hpcdl.data.sources.base.images import decode
+from hpcdl.data.sources.layouts.images import decode
 
 Decode = Callable[[bytes], np.ndarray]
 

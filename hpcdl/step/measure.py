@@ -19,7 +19,7 @@ import tensorflow as tf
 from hpcdl.core.errors import HpcdlError
 from hpcdl.core.paths import share_folder
 from hpcdl.core.protocols import Communicator
-from hpcdl.data.sources.base.images import decode
+from hpcdl.data.sources.layouts.images import decode
 from hpcdl.models.load import load_model
 from hpcdl.step.objective import Classification
 from hpcdl.step.step import as_model_input, build_follow, build_step

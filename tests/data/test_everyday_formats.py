@@ -17,8 +17,8 @@ from PIL import Image
 
 from hpcdl.core.errors import SourceError, UsageError
 from hpcdl.data.format.manifest import Manifest
-from hpcdl.data.sources.base.records import example_class
 from hpcdl.data.sources.base.source import recognise
+from hpcdl.data.sources.layouts.records import example_class
 from tests.data.sharding import contents, everything, make, numbers, pixels, same_samples
 from tests.data.test_fields import stored
 from tests.data.test_formats import framed, png, tar

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
 
-from hpcdl.data.sources.base.images import ImageKinds
+from hpcdl.data.sources.layouts.images import ImageKinds
 
 TURNED = 6
 

@@ -19,8 +19,8 @@ from PIL import Image
 
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.data.format.manifest import Manifest, read_manifest
-from hpcdl.data.sources.base.records import example_class, masked_crc
 from hpcdl.data.sources.base.source import recognise
+from hpcdl.data.sources.layouts.records import example_class, masked_crc
 from hpcdl.data.write.repair import repair
 from hpcdl.data.write.writing import dry_run
 from tests.data.sharding import contents, everything, image_folder, make, pixels, request

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hpcdl.data.sources.base import images
 from hpcdl.data.sources.base.source import UnreadableSample
+from hpcdl.data.sources.layouts import images
 from tests.conftest import DIGITS
 
 LIBRARY = images.simplejpeg

@@ -12,8 +12,8 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcdl.data.sources.base.records import masked_crc
 from hpcdl.data.sources.base.source import MOST_SAMPLE_BYTES
+from hpcdl.data.sources.layouts.records import masked_crc
 from tests.conftest import CommandLine
 
 SIDE = 9_459

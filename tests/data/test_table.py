@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 from hpcdl.core.errors import SourceError
-from hpcdl.data.sources.base.groups import remark_on_groups
 from hpcdl.data.sources.base.source import recognise
+from hpcdl.data.sources.checks.groups import remark_on_groups
 from tests.data.sharding import make
 
 HEAD = "mass,charge,energy,particle,split\n"

@@ -20,8 +20,8 @@ from hpcdl.data.read.reader import SplitReader, open_reader
 from hpcdl.data.read.staging import resident, staged
 from hpcdl.data.read.windows import TrainingStream
 from hpcdl.data.show.inspection import look, write_pictures
-from hpcdl.data.sources.base.images import decode
 from hpcdl.data.sources.base.source import UnreadableSample
+from hpcdl.data.sources.layouts.images import decode
 from hpcdl.data.write import listing
 from hpcdl.data.write.plan import ShardJob
 from hpcdl.data.write.repair import repair

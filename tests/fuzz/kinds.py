@@ -38,7 +38,7 @@ from hpcdl.core.storage.files import write_json
 from hpcdl.core.storage.lock import check_free
 from hpcdl.data.format import manifest
 from hpcdl.data.show.inspection import inspect, require_sound, verify
-from hpcdl.data.sources.base.records import example_class, masked_crc
+from hpcdl.data.sources.layouts.records import example_class, masked_crc
 from hpcdl.data.write import journal
 from hpcdl.data.write.plan import read_job
 from hpcdl.data.write.shards import ShardResult

@@ -36,8 +36,8 @@ from hpcdl.data.show.copies import (
     turned,
     with_two_classes,
 )
-from hpcdl.data.sources.base.images import check_encoded, decode
 from hpcdl.data.sources.base.source import Array, UnreadableSample
+from hpcdl.data.sources.layouts.images import check_encoded, decode
 from hpcdl.data.write.lustre import Stripes, file_system_of, stripes_of
 
 MOST_MEASURED = 256

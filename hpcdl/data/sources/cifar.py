@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from hpcdl.core.errors import SourceError
 from hpcdl.core.storage.files import read_bytes
-from hpcdl.data.sources.base.flat import FlatFiles, add_numbered, stamp_of
 from hpcdl.data.sources.base.labels import class_numbers
 from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec
+from hpcdl.data.sources.layouts.flat import FlatFiles, add_numbered, stamp_of
 
 _PIXELS = 3 * 32 * 32
 _MOST_BYTES = 256 << 20

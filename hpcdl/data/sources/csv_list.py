@@ -22,8 +22,6 @@ from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.chosen import remarks_on_unused
-from hpcdl.data.sources.base.groups import remark_on_groups
-from hpcdl.data.sources.base.images import PictureField, quantity_field
 from hpcdl.data.sources.base.labels import (
     NUMBER,
     numbered,
@@ -36,7 +34,9 @@ from hpcdl.data.sources.base.labels import (
 from hpcdl.data.sources.base.names import is_id, names_group, names_quantity
 from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import SPLIT_WORDS, leaves_out_split, left_out, names_division, some, typed
+from hpcdl.data.sources.checks.groups import remark_on_groups
 from hpcdl.data.sources.image_folder import MOST_ODD, WholeFiles, check_magic, is_called_image
+from hpcdl.data.sources.layouts.images import PictureField, quantity_field
 
 LONGEST_LINE = 1 << 20
 _LABELS = (

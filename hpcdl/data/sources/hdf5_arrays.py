@@ -16,9 +16,15 @@ from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.hdf5_source import ArrayFile
-from hpcdl.data.sources.base.arrays import FieldSource, one_enumeration
 from hpcdl.data.sources.base.chosen import TARGET_NAMES, remarks_on_unused, without_split
-from hpcdl.data.sources.base.flat import (
+from hpcdl.data.sources.base.glance import files_of, remedy_for
+from hpcdl.data.sources.base.labels import CLASS_LISTS, ask_of_labels, checked_labels, name_classes, names_by_number
+from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray, shape_text
+from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec, UnreadableSample
+from hpcdl.data.sources.base.splits import by_names, some, typed
+from hpcdl.data.sources.checks.pairing import ask_of_order
+from hpcdl.data.sources.layouts.arrays import FieldSource, one_enumeration
+from hpcdl.data.sources.layouts.flat import (
     LAST,
     ArrayFiles,
     axes_remark,
@@ -30,12 +36,6 @@ from hpcdl.data.sources.base.flat import (
     stored_dtype,
     turned_remark,
 )
-from hpcdl.data.sources.base.glance import files_of, remedy_for
-from hpcdl.data.sources.base.labels import CLASS_LISTS, ask_of_labels, checked_labels, name_classes, names_by_number
-from hpcdl.data.sources.base.pairing import ask_of_order
-from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray, shape_text
-from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec, UnreadableSample
-from hpcdl.data.sources.base.splits import by_names, some, typed
 
 _SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5", ".nc", ".nc4")
 _OTHERS = (".mat", ".nxs", ".h5ad", ".cxi", ".loom", ".dat", ".data", "")

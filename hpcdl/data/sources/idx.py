@@ -13,9 +13,9 @@ import numpy as np
 
 from hpcdl.core.errors import SourceError
 from hpcdl.core.storage.files import open_regular
-from hpcdl.data.sources.base.flat import ArrayFiles, FlatFiles
 from hpcdl.data.sources.base.labels import checked_labels
 from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec
+from hpcdl.data.sources.layouts.flat import ArrayFiles, FlatFiles
 
 _PREFIXES = {"train": "train", "t10k": "test", "test": "test"}
 # Two zero bytes, the type (08: unsigned bytes) and the number of axes; all numbers are big-endian.

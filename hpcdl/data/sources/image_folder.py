@@ -10,7 +10,6 @@ from typing import Any
 from hpcdl.core.errors import SourceError
 from hpcdl.core.storage.files import open_regular
 from hpcdl.core.units import format_bytes
-from hpcdl.data.sources.base.folders import ClassFolder, FolderWalk, LeftOut, PicturePairs, ask_of_list, class_folders
 from hpcdl.data.sources.base.glance import HEAD_BYTES, IMAGE_SUFFIXES, check_is_image
 from hpcdl.data.sources.base.source import (
     CHANGED_ADVICE,
@@ -24,6 +23,14 @@ from hpcdl.data.sources.base.source import (
     UnreadableSample,
 )
 from hpcdl.data.sources.base.splits import is_clutter
+from hpcdl.data.sources.layouts.folders import (
+    ClassFolder,
+    FolderWalk,
+    LeftOut,
+    PicturePairs,
+    ask_of_list,
+    class_folders,
+)
 
 MOST_ODD = 500
 """Listing opens at most this many files without an image ending; planning checks some of the others, writing all.

@@ -12,10 +12,10 @@ import numpy as np
 
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.base.arrays import FieldSource
-from hpcdl.data.sources.base.flat import is_made_of
 from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray, shape_text
 from hpcdl.data.sources.base.source import IndexWriter, SourceFacts
+from hpcdl.data.sources.layouts.arrays import FieldSource
+from hpcdl.data.sources.layouts.flat import is_made_of
 
 _SUFFIXES = (".bin", ".dat", ".raw", ".mmap", ".memmap")
 _FLAG_VALUE = re.compile(

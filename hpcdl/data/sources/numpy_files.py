@@ -24,9 +24,15 @@ from hpcdl.core.errors import SourceError
 from hpcdl.core.storage.files import open_regular
 from hpcdl.core.units import format_bytes
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.base.arrays import FieldSource, one_enumeration
 from hpcdl.data.sources.base.chosen import TARGET_NAMES, path_split, remarks_on_unused, without_split
-from hpcdl.data.sources.base.flat import (
+from hpcdl.data.sources.base.glance import files_of
+from hpcdl.data.sources.base.labels import CLASS_LISTS, ask_of_labels, checked_labels, name_classes, names_by_number
+from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray, shape_text
+from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec
+from hpcdl.data.sources.base.splits import IGNORE, by_names, is_clutter, left_out, some
+from hpcdl.data.sources.checks.pairing import ask_of_order
+from hpcdl.data.sources.layouts.arrays import FieldSource, one_enumeration
+from hpcdl.data.sources.layouts.flat import (
     LAST,
     ArrayFiles,
     FlatFiles,
@@ -37,12 +43,6 @@ from hpcdl.data.sources.base.flat import (
     stored_dtype,
     turned_remark,
 )
-from hpcdl.data.sources.base.glance import files_of
-from hpcdl.data.sources.base.labels import CLASS_LISTS, ask_of_labels, checked_labels, name_classes, names_by_number
-from hpcdl.data.sources.base.pairing import ask_of_order
-from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray, shape_text
-from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec
-from hpcdl.data.sources.base.splits import IGNORE, by_names, is_clutter, left_out, some
 
 _PAIRS = (("images", "labels"), ("x", "y"), ("data", "labels"))
 _MOST_HEADER_BYTES = 16_384

@@ -17,13 +17,13 @@ import numpy as np
 from hpcdl.core.errors import SourceError, UsageError, shown
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.chosen import INPUT_NAMES, TARGET_NAMES, remarks_on_unused
-from hpcdl.data.sources.base.columns import ColumnSource
-from hpcdl.data.sources.base.flat import EncodedFiles, files_by_split, is_made_of, remarks_on_files
-from hpcdl.data.sources.base.gathered import GatheredArray
 from hpcdl.data.sources.base.glance import files_of, folders_of, is_image_head
 from hpcdl.data.sources.base.placed import PlacedArray, TableColumn
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts
 from hpcdl.data.sources.base.splits import SPLIT_WORDS, leaves_out_split
+from hpcdl.data.sources.layouts.columns import ColumnSource
+from hpcdl.data.sources.layouts.flat import EncodedFiles, files_by_split, is_made_of, remarks_on_files
+from hpcdl.data.sources.layouts.gathered import GatheredArray
 
 _SUFFIXES = (".parquet", ".pq")
 # pandas writes the index of a table as such a column, which is no data.

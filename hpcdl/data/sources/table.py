@@ -16,9 +16,6 @@ from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.chosen import TARGET_NAMES
-from hpcdl.data.sources.base.columns import ColumnSource
-from hpcdl.data.sources.base.flat import files_by_split, is_made_of, remarks_on_files
-from hpcdl.data.sources.base.gathered import GatheredArray
 from hpcdl.data.sources.base.glance import IMAGE_SUFFIXES, files_of, folders_of
 from hpcdl.data.sources.base.labels import NUMBER, spellings, words_among_numbers
 from hpcdl.data.sources.base.names import is_id
@@ -26,6 +23,9 @@ from hpcdl.data.sources.base.placed import PlacedArray, TableColumn
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import SPLIT_WORDS, leaves_out_split, left_out, typed
 from hpcdl.data.sources.csv_list import delimiter, is_list_of_files, text_lines
+from hpcdl.data.sources.layouts.columns import ColumnSource
+from hpcdl.data.sources.layouts.flat import files_by_split, is_made_of, remarks_on_files
+from hpcdl.data.sources.layouts.gathered import GatheredArray
 
 _SUFFIXES = (".csv", ".tsv")
 _MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})

@@ -14,12 +14,12 @@ from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular
 from hpcdl.core.units import counted
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.base.arrays import FieldSource
 from hpcdl.data.sources.base.glance import files_of, folders_of, has_folders_of_images
 from hpcdl.data.sources.base.labels import spellings
 from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray
 from hpcdl.data.sources.base.source import MOST_SAMPLE_BYTES, IndexWriter, SourceFacts
 from hpcdl.data.sources.base.splits import by_names, folder_splits, is_clutter, left_out, some, typed
+from hpcdl.data.sources.layouts.arrays import FieldSource
 
 _SUFFIX = ".txt"
 _LABELS = ("{stem}.labels.txt", "{stem}_labels.txt", "{stem}.labels", "labels.txt")

@@ -17,14 +17,14 @@ import numpy as np
 
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.data.format.manifest import DTYPES
-from hpcdl.data.sources.base.arrays import FieldSource
-from hpcdl.data.sources.base.flat import EncodedFiles
-from hpcdl.data.sources.base.gathered import GatheredArray
 from hpcdl.data.sources.base.glance import is_image_head
 from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray
-from hpcdl.data.sources.base.records import example_features, leave_out, records
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import SPLIT_WORDS
+from hpcdl.data.sources.layouts.arrays import FieldSource
+from hpcdl.data.sources.layouts.flat import EncodedFiles
+from hpcdl.data.sources.layouts.gathered import GatheredArray
+from hpcdl.data.sources.layouts.records import example_features, leave_out, records
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _HEAD_BYTES = 12

@@ -18,13 +18,15 @@ import numpy as np
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.base.arrays import FieldSource
 from hpcdl.data.sources.base.chosen import remarks_on_unused
-from hpcdl.data.sources.base.flat import FlatFiles, remarks_on_folders, stamp_of
 from hpcdl.data.sources.base.glance import is_image_head
 from hpcdl.data.sources.base.labels import MOST_CLASSES, class_numbers, plausible, sparse
 from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray
-from hpcdl.data.sources.base.records import (
+from hpcdl.data.sources.base.source import ROW, Array, Index, IndexWriter, SourceFacts, SourceSpec, UnreadableSample
+from hpcdl.data.sources.base.splits import by_names, is_clutter, leaves_out_split, remarks_on_missing, typed
+from hpcdl.data.sources.layouts.arrays import FieldSource
+from hpcdl.data.sources.layouts.flat import FlatFiles, remarks_on_folders, stamp_of
+from hpcdl.data.sources.layouts.records import (
     _PACKED_WRONG,
     RECORD_HEAD,
     Records,
@@ -43,8 +45,6 @@ from hpcdl.data.sources.base.records import (
     unpacked,
     value_of_feature,
 )
-from hpcdl.data.sources.base.source import ROW, Array, Index, IndexWriter, SourceFacts, SourceSpec, UnreadableSample
-from hpcdl.data.sources.base.splits import by_names, is_clutter, leaves_out_split, remarks_on_missing, typed
 
 _IMAGE_FIELDS = ("image/encoded", "image_raw", "image", "img")
 _LABEL_FIELDS = ("image/class/label", "label", "labels", "class")

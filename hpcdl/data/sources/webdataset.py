@@ -22,14 +22,21 @@ import numpy as np
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.base.arrays import FieldSource
 from hpcdl.data.sources.base.chosen import TARGET_NAMES, field_name, remarks_on_unused
-from hpcdl.data.sources.base.flat import EncodedFiles, FlatFiles, files_by_split, is_made_of, remarks_on_files, stamp_of
-from hpcdl.data.sources.base.gathered import GatheredArray
 from hpcdl.data.sources.base.labels import spellings
 from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import is_clutter, member_splits, some
+from hpcdl.data.sources.layouts.arrays import FieldSource
+from hpcdl.data.sources.layouts.flat import (
+    EncodedFiles,
+    FlatFiles,
+    files_by_split,
+    is_made_of,
+    remarks_on_files,
+    stamp_of,
+)
+from hpcdl.data.sources.layouts.gathered import GatheredArray
 
 _LOOKED_INTO = 50
 _PIECE_BYTES = 1 << 20

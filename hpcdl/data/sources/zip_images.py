@@ -12,12 +12,12 @@ from pathlib import Path, PurePosixPath
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.units import counted, format_bytes
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.base.arrays import FieldSource
-from hpcdl.data.sources.base.flat import EncodedFiles
-from hpcdl.data.sources.base.folders import ask_of_levels, ask_of_list, ask_of_parts, pictures_and_masks
 from hpcdl.data.sources.base.glance import IMAGE_SUFFIXES, is_image_head
 from hpcdl.data.sources.base.source import MOST_SAMPLE_BYTES, IndexWriter, SourceFacts
 from hpcdl.data.sources.base.splits import AUTO, IGNORE, folder_splits, is_clutter, left_out, some, split_called, typed
+from hpcdl.data.sources.layouts.arrays import FieldSource
+from hpcdl.data.sources.layouts.flat import EncodedFiles
+from hpcdl.data.sources.layouts.folders import ask_of_levels, ask_of_list, ask_of_parts, pictures_and_masks
 
 _HEAD_BYTES = 12
 _TABLES, _FEWEST_TABLES = (".csv", ".tsv", ".parquet"), 2

@@ -18,8 +18,6 @@ from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.hdf5 import filters
 from hpcdl.data.format.manifest import FILE_NAME, Field, is_picture, may_be_resident, picture_with_class, read_manifest
 from hpcdl.data.format.order import mixed
-from hpcdl.data.sources.base.doubts import is_other_aspect, step_of_windows
-from hpcdl.data.sources.base.groups import remark_on_names
 from hpcdl.data.sources.base.names import names_group, names_time
 from hpcdl.data.sources.base.source import (
     FILES_LISTED,
@@ -36,6 +34,8 @@ from hpcdl.data.sources.base.source import (
     recognise,
 )
 from hpcdl.data.sources.base.splits import leaves_out_split, left_out, some
+from hpcdl.data.sources.checks.groups import remark_on_names
+from hpcdl.data.sources.checks.numbers import is_other_aspect, step_of_windows
 from hpcdl.data.sources.reader.source import user_reader
 from hpcdl.data.write.classes import (
     ask_of_names,

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.base.images import decode
 from hpcdl.data.sources.base.source import Array, FieldsReader, Index, Source, SourceFacts, UnreadableSample
+from hpcdl.data.sources.layouts.images import decode
 
 _DRAWN, _PAIRS, _LEAST_PAIRS = 4096, 16, 8
 """Rows whose classes are looked at, pairs of samples that are compared, and fewer that tell nothing."""

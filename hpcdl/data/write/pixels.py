@@ -13,9 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hpcdl.core.errors import SourceError, UsageError
-from hpcdl.data.sources.base.doubts import mark_of_missing, two_units
 from hpcdl.data.sources.base.glance import HEAD_BYTES, check_is_image
-from hpcdl.data.sources.base.images import ImageKinds, check_end, decode
 from hpcdl.data.sources.base.source import (
     FILES_LISTED,
     Content,
@@ -27,6 +25,8 @@ from hpcdl.data.sources.base.source import (
     UnreadableSample,
 )
 from hpcdl.data.sources.base.splits import some
+from hpcdl.data.sources.checks.numbers import mark_of_missing, two_units
+from hpcdl.data.sources.layouts.images import ImageKinds, check_end, decode
 from hpcdl.data.write.request import LayoutConfig
 
 _DECODED, _MOST_DECODED = 3, 4 << 20

@@ -23,7 +23,6 @@ from hpcdl.data.format.manifest import Field, ShardEntry, Statistics
 from hpcdl.data.format.order import mixed, permuted
 from hpcdl.data.format.prefetch import aligned_empty
 from hpcdl.data.format.shard_file import NewShard
-from hpcdl.data.sources.base.images import check_encoded, decode
 from hpcdl.data.sources.base.source import (
     Content,
     FieldsReader,
@@ -34,6 +33,7 @@ from hpcdl.data.sources.base.source import (
     SourceChanged,
     UnreadableSample,
 )
+from hpcdl.data.sources.layouts.images import check_encoded, decode
 from hpcdl.data.write.plan import ShardJob, shard_file
 
 _MOST_CHANNELS = 16

@@ -34,9 +34,9 @@ from hpcdl.data.format.manifest import (
     write_manifest,
 )
 from hpcdl.data.format.manifest import FILE_NAME as MANIFEST_NAME
-from hpcdl.data.sources.base.folders import inside_source
 from hpcdl.data.sources.base.source import SourceSpec
 from hpcdl.data.sources.base.splits import is_clutter, left_out
+from hpcdl.data.sources.layouts.folders import inside_source
 from hpcdl.data.sources.reader.source import user_reader
 from hpcdl.data.write import journal
 from hpcdl.data.write.listing import make_job, recipe_options

@@ -1,1 +1,1 @@
-"""Shared parts of the formats: the list of samples, fields, folders, and names that mean splits."""
+"""What every format uses: the interface of a source, splits, labels, and what names and values say."""

@@ -28,7 +28,6 @@ from hpcdl.core.progress import progress
 from hpcdl.core.storage.files import read_bytes
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.manifest import Field
-from hpcdl.data.sources.base.arrays import FieldSource
 from hpcdl.data.sources.base.chosen import field_name
 from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray, shape_text
 from hpcdl.data.sources.base.source import (
@@ -40,6 +39,7 @@ from hpcdl.data.sources.base.source import (
     SourceSpec,
     UnreadableSample,
 )
+from hpcdl.data.sources.layouts.arrays import FieldSource
 from hpcdl.data.sources.reader.processes import OTHERS_FROM_S, TELLING_S, Found, ItemsLeft, read_items, serve
 from hpcdl.data.sources.reader.samples import (
     RETURNS,

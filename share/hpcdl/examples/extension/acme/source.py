@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from hpcdl.data.sources.base.arrays import FieldSource
 from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray
+from hpcdl.data.sources.layouts.arrays import FieldSource
 
 
 class NumbersSource(FieldSource):

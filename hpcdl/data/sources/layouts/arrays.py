@@ -20,9 +20,6 @@ from hpcdl.core.units import counted
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.manifest import DTYPES, Field
 from hpcdl.data.sources.base.chosen import choose, divided, remarks_on_unused
-from hpcdl.data.sources.base.doubts import as_fed, doubts, never_written, unscaled
-from hpcdl.data.sources.base.flat import LAST, MOST_ARRAY_BYTES, FlatFiles, add_numbered, stamp_of
-from hpcdl.data.sources.base.groups import remark_on_groups
 from hpcdl.data.sources.base.labels import (
     CLASS_LISTS,
     MOST_CLASSES,
@@ -37,7 +34,6 @@ from hpcdl.data.sources.base.labels import (
     words_among_numbers,
 )
 from hpcdl.data.sources.base.names import names_group, names_quantity
-from hpcdl.data.sources.base.pairing import ask_of_order, copies_of_targets, one_of_all
 from hpcdl.data.sources.base.placed import STRINGS, ArrayGroup, PlacedArray, shape_text
 from hpcdl.data.sources.base.source import Array, ArrayLocation, Content, Index, IndexWriter, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import leaves_out_split, some
@@ -51,6 +47,10 @@ from hpcdl.data.sources.base.values import (
     numbers_in,
     values_in,
 )
+from hpcdl.data.sources.checks.groups import remark_on_groups
+from hpcdl.data.sources.checks.numbers import as_fed, doubts, never_written, unscaled
+from hpcdl.data.sources.checks.pairing import ask_of_order, copies_of_targets, one_of_all
+from hpcdl.data.sources.layouts.flat import LAST, MOST_ARRAY_BYTES, FlatFiles, add_numbered, stamp_of
 
 
 class FieldSource:

@@ -56,7 +56,7 @@ class GatheredArray:
 
     def add_picture(self, content: bytes, sample: str, *, mask: bool, skips: bool) -> None:
         """Append the pixels of an image file; with `skips` one that cannot be read is noted, its sample left out."""
-        from hpcdl.data.sources.base.images import picture
+        from hpcdl.data.sources.layouts.images import picture
 
         self._fixed = True
         try:

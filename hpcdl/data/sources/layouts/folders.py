@@ -17,9 +17,7 @@ from hpcdl.core.storage.files import open_regular, read_json
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.manifest import RESERVED, Field, is_name
 from hpcdl.data.sources.base.chosen import field_name
-from hpcdl.data.sources.base.doubts import colours_as_classes, is_other_aspect, mask_with_gaps
 from hpcdl.data.sources.base.glance import IMAGE_SUFFIXES
-from hpcdl.data.sources.base.images import PictureField, decode_mask, image_head
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceChanged, SourceFacts, SourceSpec, UnreadableSample
 from hpcdl.data.sources.base.splits import (
     AUTO,
@@ -33,6 +31,8 @@ from hpcdl.data.sources.base.splits import (
     typed,
 )
 from hpcdl.data.sources.base.values import LOOKED_AT
+from hpcdl.data.sources.checks.numbers import colours_as_classes, is_other_aspect, mask_with_gaps
+from hpcdl.data.sources.layouts.images import PictureField, decode_mask, image_head
 
 _PICTURES = re.compile(r"(?:jpeg|png)?(?:images?|imgs?|photos?|pictures?|frames?)|inputs?|rgb|scans?|raws?")
 _MASKS = re.compile(

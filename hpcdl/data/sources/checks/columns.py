@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from hpcdl.core.errors import shown
-from hpcdl.data.sources.base.groups import remark_on_groups
 from hpcdl.data.sources.base.names import names_group, names_time
 from hpcdl.data.sources.base.placed import VALUES_AT_ONCE, TableColumn
 from hpcdl.data.sources.base.source import Array, SourceFacts
 from hpcdl.data.sources.base.splits import some, typed
 from hpcdl.data.sources.base.words import word_chunks
+from hpcdl.data.sources.checks.groups import remark_on_groups
 
 _FEWEST_ROWS, _SAME = 10, 1e-4
 """A column is compared with the target if it has this number of rows; and how near, in standard deviations, it is."""

@@ -27,10 +27,10 @@ from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular
 from hpcdl.core.units import format_bytes
 from hpcdl.data.sources.base.chosen import field_name
-from hpcdl.data.sources.base.gathered import GatheredArray
 from hpcdl.data.sources.base.glance import is_image_head
 from hpcdl.data.sources.base.placed import PlacedArray
 from hpcdl.data.sources.base.source import MOST_SAMPLE_BYTES, Array
+from hpcdl.data.sources.layouts.gathered import GatheredArray
 
 RECORD_HEAD = struct.Struct("<QI")
 FRAME = RECORD_HEAD.size + 4

@@ -16,9 +16,15 @@ import numpy as np
 
 from hpcdl.core.errors import SourceError, UsageError, shown
 from hpcdl.data.format.manifest import Categories
-from hpcdl.data.sources.base.arrays import FieldSource
 from hpcdl.data.sources.base.chosen import INPUT_NAMES, TARGET_NAMES, field_name, weighs
-from hpcdl.data.sources.base.column_doubts import (
+from hpcdl.data.sources.base.labels import NUMBER
+from hpcdl.data.sources.base.names import is_id, names_class
+from hpcdl.data.sources.base.placed import VALUES_AT_ONCE, ArrayGroup, FoundArray, PlacedArray, TableColumn, shape_text
+from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts
+from hpcdl.data.sources.base.splits import left_out, names_division, some, typed
+from hpcdl.data.sources.base.values import EXACT, largest, rounded_away
+from hpcdl.data.sources.base.words import WordColumn, asked_codings, remarks_on, word_chunks
+from hpcdl.data.sources.checks.columns import (
     names_series,
     remarks_on_counters,
     remarks_on_groups_shared,
@@ -27,13 +33,7 @@ from hpcdl.data.sources.base.column_doubts import (
     remarks_on_times_shared,
     remarks_on_totals,
 )
-from hpcdl.data.sources.base.labels import NUMBER
-from hpcdl.data.sources.base.names import is_id, names_class
-from hpcdl.data.sources.base.placed import VALUES_AT_ONCE, ArrayGroup, FoundArray, PlacedArray, TableColumn, shape_text
-from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts
-from hpcdl.data.sources.base.splits import left_out, names_division, some, typed
-from hpcdl.data.sources.base.values import EXACT, largest, rounded_away
-from hpcdl.data.sources.base.words import WordColumn, asked_codings, remarks_on, word_chunks
+from hpcdl.data.sources.layouts.arrays import FieldSource
 
 _MEASURED = re.compile(r"[\[(<>=~\u2264\u2265]*[+-]?\.?[0-9].*", re.DOTALL)
 """Text that begins with a number: 5 kg, 12:03, 2024-01-05, 20-29, <0.5, [1, 2]."""

@@ -1,0 +1,1 @@
+"""Layouts that several formats share: arrays, columns, folders, images, records."""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import math
 import re
-import statistics
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
@@ -20,7 +18,8 @@ from hpcdl.core.errors import ConfigError, SourceError, UsageError, shown, sugge
 from hpcdl.core.progress import Progress
 from hpcdl.core.records.run_record import FAILED, FINISHED, STOPPED, is_measured
 from hpcdl.core.storage.files import read_bytes
-from hpcdl.core.units import counted, listed
+from hpcdl.core.units import listed
+from hpcdl.report.runs.doubts import doubts
 from hpcdl.report.runs.run import MODES, Run, positive
 from hpcdl.report.runs.sources import Gathered, Walk, gather
 
@@ -49,7 +48,6 @@ _IDENTITY = (
     *REQUIRED, "mode", "repeat", "workers", "servers", "ranks_per_node", "threads", "data", "machine", "version",
     "batch_per_rank", "global_batch",
 )  # fmt: skip
-_NAMES = ("strategy", "model", "data", "machine", "version")
 _PARTS = ("input", "compute", "wait", "exposed_communication", "update")
 _MOST_PROBLEMS = 10
 _OF_SEVERAL = frozenset(
@@ -60,23 +58,9 @@ _REST = "\n"
 """The key of cells without a column. It cannot be a column name."""
 _SEPARATOR_LINE = re.compile(r'"?sep=."?[\r\n]+', re.IGNORECASE)
 """The line that Excel writes above a header."""
-_LONG_STEP_S = 2.0
-"""A median step above this may be a number of milliseconds, which hardly any are below."""
-_SAME_THROUGHPUT = 1.25
-"""Largest growth of a throughput over four times the workers that looks like no growth."""
-_ENOUGH_SIZES = 3
-_UNITS_MIXED = 50.0  # below the factors of mistaken units: 60 of minutes, 1,000 of milliseconds
-_EXACT_DIGITS = 5
-"""Digits of a measurement that no two runs share by chance."""
-WITH_SERVERS = re.compile("(grpc-)?ps|easgd|async-.*")
-"""Strategies of which some ranks serve."""
 _EXTENTS = ("seconds_per_epoch", "seconds_total", "rounds_per_step", "round_bytes_per_step")
 _SAME_RATE = 1.2
 """Factor by which throughput and seconds of a step may differ, as a mean and a median of steps do."""
-_TINY = 0.02
-"""Share of a step below which computing is in another unit than the step."""
-_SAME_EPOCH = 10.0
-"""Factor by which samples of an epoch may differ; a mistaken unit makes it 60 or 1,000."""
 _SUM_TOLERANCE = 1.02
 """Factor by which parts may exceed the step, because of rounding."""
 
@@ -127,7 +111,8 @@ def read_csv(path: Path) -> Gathered:
         )
     if not runs:
         raise SourceError(f"{path} has a header and no rows; add one row for each run")
-    return Gathered(runs=tuple(runs), remarks=tuple(_remarks(path, header, rows, runs)))
+    lines = (*_unknown_columns(header), *_repeated(header, rows, runs), *doubts(header, [row for _, row in rows], runs))
+    return Gathered(runs=tuple(runs), remarks=tuple(f"{path.name}: {line}" for line in lines))
 
 
 def _stripped(row: Mapping[str, str | None]) -> dict[str, str]:
@@ -374,170 +359,24 @@ def _completed(parts: dict[str, float], step: float | None) -> dict[str, float]:
     return {**parts, "other": max(0.0, step - total)}
 
 
-def _remarks(path: Path, header: list[str], rows: list[tuple[int, dict[str, str]]], runs: Sequence[Run]) -> list[str]:
-    remarks = []
-    columns = [f"{name}_seconds" for name in _PARTS]
-    longer = [
-        run.name for run, (_, row) in zip(runs, rows, strict=True)
-        if run.usable and not run.parts and any(row.get(name) for name in columns)
-    ]  # fmt: skip
-    if longer:
-        remarks.append(
-            f"parts of a step are longer than the step, and are not used: {listed(longer)}; all are in seconds"
-        )
-    tiny = [
-        run.name for run in runs if run.usable and 0 < run.parts.get("compute", 0.0) < _TINY * sum(run.parts.values())
-    ]
-    if tiny:
-        remarks.append(
-            f"computing is less than {100 * _TINY:.0f} % of a step, and the report calls the rest other:"
-            f" {listed(tiny)}; all columns are in seconds"
-        )
+def _unknown_columns(header: Sequence[str]) -> Iterator[str]:
+    """Yield the columns that are not used, and a known one that may be meant."""
     unknown = [name for name in header if name and name not in _KNOWN and _as_name(name) not in SETTINGS]
     if unknown:
         close = next(((name, near[0]) for name in unknown if (near := get_close_matches(name, _KNOWN, n=1))), None)
         hint = f"; did you mean {close[1]!r} by {close[0]!r}?" if close else ""
-        remarks.append(f"{path.name}: unknown columns are not used: {listed(unknown)}{hint}")
-    if "repeat" in header:
-        identity = (*_IDENTITY, *(name for name in header if _as_name(name) in SETTINGS))
-        measured = [row for run, (_, row) in zip(runs, rows, strict=True) if is_measured(run.status)]
-        keys = Counter(tuple(row.get(name, "") for name in identity) for row in measured)
-        doubled = sum(count - 1 for count in keys.values())
-        if doubled:
-            remarks.append(f"{path.name}: {doubled} rows repeat the setting and number of an earlier row; all are used")
-    serverless = sorted({run.strategy for run in runs if WITH_SERVERS.fullmatch(run.strategy) and not run.servers})
-    if serverless and not {"servers", "workers"} & set(header):
-        remarks.append(
-            f"{path.name}: {listed(serverless)} has servers, and no column says how many of the ranks: all count as"
-            " workers, which makes efficiencies wrong if some serve; add columns workers and servers"
-        )
-    copies = _copies(row for _, row in rows)
-    if copies:
-        remarks.append(
-            f"{path.name}: {counted(copies, 'row')} with exactly the numbers of an earlier row; all are used. Delete "
-            "copies of one measurement, which make intervals too narrow"
-        )
-    timed = [run for run, (_, row) in zip(runs, rows, strict=True) if run.usable and not row.get("images_per_second")]
-    doubts = (
-        *_similar_names(rows), *_long_steps(timed), *_doubtful_units(header, runs), *_growing_batches(header, runs),
-        *_doubtful_epochs(runs), *_doubtful_totals(runs),
-    )  # fmt: skip
-    return [*remarks, *(f"{path.name}: {line}" for line in doubts)]
+        yield f"unknown columns are not used: {listed(unknown)}{hint}"
 
 
-def _similar_names(rows: Iterable[tuple[int, Mapping[str, str]]]) -> Iterator[str]:
-    """Yield names that differ in capitals, blanks and dashes alone: rows of different names are never averaged."""
-    spellings: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
-    for _, row in rows:
-        for column in _NAMES:
-            if name := row.get(column):
-                spellings[column, re.sub(r"[\s_-]", "", name.casefold())][name] = None
-    for (column, _), names in spellings.items():
-        if len(names) > 1:
-            yield f"{column} is written in several ways, each taken for another one: {listed(list(names), 5)}"
-
-
-def _copies(rows: Iterable[Mapping[str, str]]) -> int:
-    """Return how many rows equal an earlier one in all but `repeat`, with too many digits for chance."""
-    counts: Counter[tuple[str, ...]] = Counter()
-    for row in rows:
-        measured = row.get("images_per_second") or row.get("step_seconds") or ""
-        # Only significant digits count: not the exponent, the sign, or zeros in front.
-        if len(re.sub(r"e.*|\D", "", measured).lstrip("0")) >= _EXACT_DIGITS:
-            counts[tuple(value for name, value in row.items() if name != "repeat")] += 1
-    return sum(count - 1 for count in counts.values())
-
-
-def _long_steps(timed: Sequence[Run]) -> Iterator[str]:
-    """Yield how the steps of rows without a throughput were read, if they are long: nothing else shows their unit."""
-    middle_s = statistics.median(run.step_seconds or 0.0 for run in timed) if timed else 0.0
-    if middle_s > _LONG_STEP_S:
-        rate = statistics.median((run.images_per_second or 0.0) / run.workers for run in timed)
-        yield (
-            f"step_seconds are taken as seconds: the median step takes {middle_s:.3g} s, {rate:.2g} samples a second of"
-            " a worker; if these are milliseconds, divide step_seconds by 1,000"
-        )
-
-
-def _doubtful_units(header: Sequence[str], runs: Sequence[Run]) -> Iterator[str]:
-    """Yield what looks like another unit than the column's: no number of a table says what it counts."""
-    usable = [run for run in runs if run.usable and run.step_seconds]
-    for runs_by_size in _sizes(usable):
-        (first, base), *_, (last, top) = runs_by_size.items()
-        growth = _middle_rate(top) / _middle_rate(base)
-        where = f"{base[0].strategy} {base[0].model} from {first} to {last} workers"
-        flat = last >= 4 * first and growth < _SAME_THROUGHPUT
-        if flat and "images_per_second" in header:
-            yield (
-                f"images_per_second hardly grows for {where} (x {growth:.2g}). It is the sum of all workers: multiply"
-                " the rate of one worker by their number, and call a time step_seconds"
-            )
-        elif flat and "batch_per_rank" not in header:
-            yield (
-                f"throughput hardly grows for {where} (x {growth:.2g}). global_batch is taken as the samples of all"
-                " workers; if it is the batch of one, call it batch_per_rank"
-            )
-        steps = [statistics.median(run.step_seconds or 0.0 for run in members) for members in runs_by_size.values()]
-        jump = max(max(pair) / min(pair) for pair in itertools.pairwise(steps))
-        if jump > _UNITS_MIXED:
-            yield f"steps jump by a factor of {jump:,.0f} for {where}; check that all rows have the same unit"
-
-
-def _growing_batches(header: Sequence[str], runs: Sequence[Run]) -> Iterator[str]:
-    """Yield a line for series whose batch per worker grows as the workers do, as a batch of all workers does."""
-    series: dict[tuple[str, ...], set[tuple[int, int]]] = defaultdict(set)
-    for run in runs:
-        series[run.strategy, run.model, run.data, run.machine, run.version, run.mode].add(
-            (run.workers, run.batch_per_rank)
-        )
-    for (strategy, model, *_), sizes in series.items():
-        shares = {batch / workers for workers, batch in sizes}
-        if "global_batch" not in header and len(sizes) >= _ENOUGH_SIZES and len(shares) == 1:
-            yield (
-                f"batch_per_rank of {strategy} {model} is {shares.pop():g} x workers in all rows, and is taken as the"
-                " batch of one worker; if it is that of all, call it global_batch"
-            )
-
-
-def _doubtful_epochs(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield a line for networks whose epochs would have different numbers of samples: times of another unit."""
-    samples: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for run in runs:
-        if run.usable and run.seconds_per_epoch and run.images_per_second:
-            samples[run.model, run.data].append(run.seconds_per_epoch * run.images_per_second)
-    for (model, _), sizes in samples.items():
-        if max(sizes) > _SAME_EPOCH * min(sizes):
-            yield (
-                f"seconds_per_epoch do not fit the throughputs of {model}: an epoch would have {min(sizes):,.0f} to"
-                f" {max(sizes):,.0f} samples; check their unit, or name other data in a column data"
-            )
-
-
-def _doubtful_totals(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield a line for networks whose runs differ a lot in length, however it is counted: times of another unit."""
-    lengths: dict[tuple[str, str], list[tuple[float, float, float]]] = defaultdict(list)
-    for run in runs:
-        if run.usable and run.seconds_total and run.images_per_second:
-            samples = run.seconds_total * run.images_per_second
-            lengths[run.model, run.data].append((run.seconds_total, samples, samples / run.global_batch))
-    for (model, _), lists in lengths.items():
-        factor = min(max(values) / min(values) for values in zip(*lists, strict=True))
-        if factor > _UNITS_MIXED:
-            yield (
-                f"seconds_total of {model} differ by a factor of {factor:,.0f}, as hours and seconds do, and node-hours"
-                " follow them; check that all rows have the same unit"
-            )
-
-
-def _sizes(runs: Sequence[Run]) -> Iterator[dict[int, list[Run]]]:
-    """Yield the runs by workers of each series of one batch, per worker or in all, with several sizes."""
-    series: dict[tuple[object, ...], dict[int, list[Run]]] = defaultdict(lambda: defaultdict(list))
-    for run in runs:
-        for name in ("batch_per_rank", "global_batch"):
-            key = (run.strategy, run.model, run.data, run.machine, run.version, run.mode, name, getattr(run, name))
-            series[key][run.workers].append(run)
-    yield from (dict(sorted(sizes.items())) for sizes in series.values() if len(sizes) > 1)
-
-
-def _middle_rate(runs: Sequence[Run]) -> float:
-    return statistics.median(run.images_per_second or 0.0 for run in runs)
+def _repeated(
+    header: Sequence[str], rows: Sequence[tuple[int, Mapping[str, str]]], runs: Sequence[Run]
+) -> Iterator[str]:
+    """Yield how many rows have the setting and the number of an earlier one."""
+    if "repeat" not in header:
+        return
+    identity = (*_IDENTITY, *(name for name in header if _as_name(name) in SETTINGS))
+    measured = [row for run, (_, row) in zip(runs, rows, strict=True) if is_measured(run.status)]
+    keys = Counter(tuple(row.get(name, "") for name in identity) for row in measured)
+    doubled = sum(count - 1 for count in keys.values())
+    if doubled:
+        yield f"{doubled} rows repeat the setting and number of an earlier row; all are used"

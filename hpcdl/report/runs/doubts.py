@@ -1,0 +1,201 @@
+"""What is doubtful in a table that was measured elsewhere: names, units, copies, and whose batch a column counts."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from hpcdl.core.records.run_record import PARTS
+from hpcdl.core.units import counted, listed
+from hpcdl.report.runs.run import Run
+
+WITH_SERVERS = re.compile("(grpc-)?ps|easgd|async-.*")
+"""Strategies of which some ranks serve."""
+_LONG_STEP_S = 2.0
+"""A median step above this may be a number of milliseconds, which hardly any are below."""
+_SAME_THROUGHPUT = 1.25
+"""Largest growth of a throughput over four times the workers that looks like no growth."""
+_ENOUGH_SIZES = 3
+_UNITS_MIXED = 50.0  # below the factors of mistaken units: 60 of minutes, 1,000 of milliseconds
+_EXACT_DIGITS = 5
+"""Digits of a measurement that no two runs share by chance."""
+_NAMES = ("strategy", "model", "data", "machine", "version")
+_TINY = 0.02
+"""Share of a step below which computing is in another unit than the step."""
+_SAME_EPOCH = 10.0
+"""Factor by which samples of an epoch may differ; a mistaken unit makes it 60 or 1,000."""
+
+
+def doubts(header: Sequence[str], rows: Sequence[Mapping[str, str]], runs: Sequence[Run]) -> Iterator[str]:
+    """Yield what is doubtful in a table, a line each; `rows` and `runs` hold the same lines, in one order."""
+    timed = [run for run, row in zip(runs, rows, strict=True) if run.usable and not row.get("images_per_second")]
+    yield from _long_parts(rows, runs)
+    yield from _tiny_parts(runs)
+    yield from _uncounted_servers(header, runs)
+    yield from _copies(rows)
+    yield from _similar_names(rows)
+    yield from _long_steps(timed)
+    yield from _doubtful_units(header, runs)
+    yield from _growing_batches(header, runs)
+    yield from _doubtful_epochs(runs)
+    yield from _doubtful_totals(runs)
+
+
+def _long_parts(rows: Sequence[Mapping[str, str]], runs: Sequence[Run]) -> Iterator[str]:
+    """Yield the rows whose parts were dropped, because they exceed the step."""
+    columns = [f"{name}_seconds" for name in PARTS]
+    names = [
+        run.name
+        for run, row in zip(runs, rows, strict=True)
+        if run.usable and not run.parts and any(row.get(name) for name in columns)
+    ]
+    if names:
+        yield f"parts of a step are longer than the step, and are not used: {listed(names)}; all are in seconds"
+
+
+def _tiny_parts(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield the rows in which computing takes next to nothing, as in another unit than the step."""
+    names = [
+        run.name for run in runs if run.usable and 0 < run.parts.get("compute", 0.0) < _TINY * sum(run.parts.values())
+    ]
+    if names:
+        yield (
+            f"computing is less than {100 * _TINY:.0f} % of a step, and the report calls the rest other:"
+            f" {listed(names)}; all columns are in seconds"
+        )
+
+
+def _uncounted_servers(header: Sequence[str], runs: Sequence[Run]) -> Iterator[str]:
+    """Yield the strategies of which some ranks serve, if no column says how many."""
+    names = sorted({run.strategy for run in runs if WITH_SERVERS.fullmatch(run.strategy) and not run.servers})
+    if names and not {"servers", "workers"} & set(header):
+        yield (
+            f"{listed(names)} has servers, and no column says how many of the ranks: all count as workers, which makes"
+            " efficiencies wrong if some serve; add columns workers and servers"
+        )
+
+
+def _similar_names(rows: Iterable[Mapping[str, str]]) -> Iterator[str]:
+    """Yield names that differ in capitals, blanks and dashes alone: rows of different names are never averaged."""
+    spellings: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+    for row in rows:
+        for column in _NAMES:
+            if name := row.get(column):
+                spellings[column, re.sub(r"[\s_-]", "", name.casefold())][name] = None
+    for (column, _), names in spellings.items():
+        if len(names) > 1:
+            yield f"{column} is written in several ways, each taken for another one: {listed(list(names), 5)}"
+
+
+def _copies(rows: Iterable[Mapping[str, str]]) -> Iterator[str]:
+    """Yield how many rows equal an earlier one in all but `repeat`, with too many digits for chance."""
+    counts: Counter[tuple[str, ...]] = Counter()
+    for row in rows:
+        measured = row.get("images_per_second") or row.get("step_seconds") or ""
+        # Only significant digits count: not the exponent, the sign, or zeros in front.
+        if len(re.sub(r"e.*|\D", "", measured).lstrip("0")) >= _EXACT_DIGITS:
+            counts[tuple(value for name, value in row.items() if name != "repeat")] += 1
+    copies = sum(count - 1 for count in counts.values())
+    if copies:
+        yield (
+            f"{counted(copies, 'row')} with exactly the numbers of an earlier row; all are used. Delete copies of one"
+            " measurement, which make intervals too narrow"
+        )
+
+
+def _long_steps(timed: Sequence[Run]) -> Iterator[str]:
+    """Yield how the steps of rows without a throughput were read, if they are long: nothing else shows their unit."""
+    middle_s = statistics.median(run.step_seconds or 0.0 for run in timed) if timed else 0.0
+    if middle_s > _LONG_STEP_S:
+        rate = statistics.median((run.images_per_second or 0.0) / run.workers for run in timed)
+        yield (
+            f"step_seconds are taken as seconds: the median step takes {middle_s:.3g} s, {rate:.2g} samples a second of"
+            " a worker; if these are milliseconds, divide step_seconds by 1,000"
+        )
+
+
+def _doubtful_units(header: Sequence[str], runs: Sequence[Run]) -> Iterator[str]:
+    """Yield what looks like another unit than the column's: no number of a table says what it counts."""
+    usable = [run for run in runs if run.usable and run.step_seconds]
+    for runs_by_size in _sizes(usable):
+        (first, base), *_, (last, top) = runs_by_size.items()
+        growth = _middle_rate(top) / _middle_rate(base)
+        where = f"{base[0].strategy} {base[0].model} from {first} to {last} workers"
+        flat = last >= 4 * first and growth < _SAME_THROUGHPUT
+        if flat and "images_per_second" in header:
+            yield (
+                f"images_per_second hardly grows for {where} (x {growth:.2g}). It is the sum of all workers: multiply"
+                " the rate of one worker by their number, and call a time step_seconds"
+            )
+        elif flat and "batch_per_rank" not in header:
+            yield (
+                f"throughput hardly grows for {where} (x {growth:.2g}). global_batch is taken as the samples of all"
+                " workers; if it is the batch of one, call it batch_per_rank"
+            )
+        steps = [statistics.median(run.step_seconds or 0.0 for run in members) for members in runs_by_size.values()]
+        jump = max(max(pair) / min(pair) for pair in itertools.pairwise(steps))
+        if jump > _UNITS_MIXED:
+            yield f"steps jump by a factor of {jump:,.0f} for {where}; check that all rows have the same unit"
+
+
+def _growing_batches(header: Sequence[str], runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a line for series whose batch per worker grows as the workers do, as a batch of all workers does."""
+    series: dict[tuple[str, ...], set[tuple[int, int]]] = defaultdict(set)
+    for run in runs:
+        series[run.strategy, run.model, run.data, run.machine, run.version, run.mode].add(
+            (run.workers, run.batch_per_rank)
+        )
+    for (strategy, model, *_), sizes in series.items():
+        shares = {batch / workers for workers, batch in sizes}
+        if "global_batch" not in header and len(sizes) >= _ENOUGH_SIZES and len(shares) == 1:
+            yield (
+                f"batch_per_rank of {strategy} {model} is {shares.pop():g} x workers in all rows, and is taken as the"
+                " batch of one worker; if it is that of all, call it global_batch"
+            )
+
+
+def _doubtful_epochs(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a line for networks whose epochs would have different numbers of samples: times of another unit."""
+    samples: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for run in runs:
+        if run.usable and run.seconds_per_epoch and run.images_per_second:
+            samples[run.model, run.data].append(run.seconds_per_epoch * run.images_per_second)
+    for (model, _), sizes in samples.items():
+        if max(sizes) > _SAME_EPOCH * min(sizes):
+            yield (
+                f"seconds_per_epoch do not fit the throughputs of {model}: an epoch would have {min(sizes):,.0f} to"
+                f" {max(sizes):,.0f} samples; check their unit, or name other data in a column data"
+            )
+
+
+def _doubtful_totals(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a line for networks whose runs differ a lot in length, however it is counted: times of another unit."""
+    lengths: dict[tuple[str, str], list[tuple[float, float, float]]] = defaultdict(list)
+    for run in runs:
+        if run.usable and run.seconds_total and run.images_per_second:
+            samples = run.seconds_total * run.images_per_second
+            lengths[run.model, run.data].append((run.seconds_total, samples, samples / run.global_batch))
+    for (model, _), lists in lengths.items():
+        factor = min(max(values) / min(values) for values in zip(*lists, strict=True))
+        if factor > _UNITS_MIXED:
+            yield (
+                f"seconds_total of {model} differ by a factor of {factor:,.0f}, as hours and seconds do, and node-hours"
+                " follow them; check that all rows have the same unit"
+            )
+
+
+def _sizes(runs: Sequence[Run]) -> Iterator[dict[int, list[Run]]]:
+    """Yield the runs by workers of each series of one batch, per worker or in all, with several sizes."""
+    series: dict[tuple[object, ...], dict[int, list[Run]]] = defaultdict(lambda: defaultdict(list))
+    for run in runs:
+        for name in ("batch_per_rank", "global_batch"):
+            key = (run.strategy, run.model, run.data, run.machine, run.version, run.mode, name, getattr(run, name))
+            series[key][run.workers].append(run)
+    yield from (dict(sorted(sizes.items())) for sizes in series.values() if len(sizes) > 1)
+
+
+def _middle_rate(runs: Sequence[Run]) -> float:
+    return statistics.median(run.images_per_second or 0.0 for run in runs)

@@ -23,7 +23,7 @@ from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray, 
 from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec, UnreadableSample
 from hpcdl.data.sources.base.splits import by_names, some, typed
 from hpcdl.data.sources.checks.pairing import ask_of_order
-from hpcdl.data.sources.layouts.arrays import FieldSource, one_enumeration
+from hpcdl.data.sources.layouts.arrays import FieldSource
 from hpcdl.data.sources.layouts.flat import (
     LAST,
     ArrayFiles,
@@ -36,6 +36,7 @@ from hpcdl.data.sources.layouts.flat import (
     stored_dtype,
     turned_remark,
 )
+from hpcdl.data.sources.layouts.targets import one_enumeration
 
 _SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5", ".nc", ".nc4")
 _OTHERS = (".mat", ".nxs", ".h5ad", ".cxi", ".loom", ".dat", ".data", "")

@@ -31,7 +31,7 @@ from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray, 
 from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import IGNORE, by_names, is_clutter, left_out, some
 from hpcdl.data.sources.checks.pairing import ask_of_order
-from hpcdl.data.sources.layouts.arrays import FieldSource, one_enumeration
+from hpcdl.data.sources.layouts.arrays import FieldSource
 from hpcdl.data.sources.layouts.flat import (
     LAST,
     ArrayFiles,
@@ -43,6 +43,7 @@ from hpcdl.data.sources.layouts.flat import (
     stored_dtype,
     turned_remark,
 )
+from hpcdl.data.sources.layouts.targets import one_enumeration
 
 _PAIRS = (("images", "labels"), ("x", "y"), ("data", "labels"))
 _MOST_HEADER_BYTES = 16_384

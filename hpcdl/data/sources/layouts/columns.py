@@ -197,21 +197,7 @@ class ColumnSource(FieldSource):
         """Return the columns of numbers that form an unnamed input, and its path; SourceError for questions."""
         if self._spec.inputs:
             return [], ""
-        targets = [flag_value.rpartition("=")[0] or flag_value for flag_value in self._spec.targets]
-        if not targets:
-            targets = [column for column in columns if column.lower() in TARGET_NAMES]
-            candidates = [column for column in columns if column in targets or names_class(column)]
-            if targets and len(candidates) > 1:
-                raise SourceError(
-                    f"{self._location}: which of the columns {some(candidates)} is the target? Give --target "
-                    f"{typed(candidates[0])}, or another one, and --leave-out for each that repeats it; those left "
-                    "become inputs"
-                )
-        choices = ", ".join(shown(name) for name in list(columns)[:20])
-        if not targets:
-            raise SourceError(
-                f"{self._location}: which column is the target? Give --target COLUMN=NAME, one of {choices}"
-            )
+        targets = self._target_columns(list(columns))
         inputs = [name for name in columns if name not in targets]
         if not inputs:
             raise SourceError(
@@ -222,33 +208,61 @@ class ColumnSource(FieldSource):
                 self._ask_of_measured(inputs[0], next(word_chunks(columns[inputs[0]].place())).tolist()[:_LOOKED_AT])
             self.inputs = (f"{inputs[0]}={field_name(inputs[0])}",)
             return [], ""
+        if self._spec.asks:
+            self._ask_of_uses(inputs, targets)
+        self._ask_of_words(columns, [name for name in inputs if columns[name].kind != "number"])
+        if self._spec.asks:
+            self._ask_of_rows(inputs)
+        return inputs, _PACKED if _PACKED not in targets else f"{_PACKED}_{INPUT_NAMES[-2]}"
+
+    def _target_columns(self, names: Sequence[str]) -> list[str]:
+        """Return the columns of targets, by --target or by the one name that says so; SourceError for questions."""
+        targets = [flag_value.rpartition("=")[0] or flag_value for flag_value in self._spec.targets]
+        if targets:
+            return targets
+        targets = [name for name in names if name.lower() in TARGET_NAMES]
+        if not targets:
+            choices = ", ".join(map(shown, names[:20]))
+            raise SourceError(
+                f"{self._location}: which column is the target? Give --target COLUMN=NAME, one of {choices}"
+            )
+        candidates = [name for name in names if name in targets or names_class(name)]
+        if len(candidates) > 1:
+            raise SourceError(
+                f"{self._location}: which of the columns {some(candidates)} is the target? Give --target "
+                f"{typed(candidates[0])}, or another one, and --leave-out for each that repeats it; those left "
+                "become inputs"
+            )
+        return targets
+
+    def _ask_of_uses(self, inputs: Sequence[str], targets: Sequence[str]) -> None:
+        """Raise SourceError for a column that seems to divide the rows, or to weigh them."""
         division = next((name for name in inputs if names_division(name) and name not in self._coded_columns()), None)
-        if division is not None and self._spec.asks:
+        if division is not None:
             raise SourceError(
                 f"{self._location}: does the column {shown(division)} divide the rows, or is it a feature? To divide "
-                f"them call it split, with the words train, val and test. Else give --leave-out {typed(division)}, or "
-                "name the inputs, each with --input COLUMN=NAME"
+                f"them call it split, with the words train, val and test. Else give {_without(division)}"
             )
-        for name, what in ((name, weighs(name, targets)) for name in inputs if self._spec.asks):
-            if what:
+        for name in inputs:
+            if what := weighs(name, targets):
                 raise SourceError(
-                    f"{self._location}: the column {shown(name)} seems to hold {what}: a feature? Give --leave-out "
-                    f"{typed(name)}, or name the inputs, each with --input COLUMN=NAME"
+                    f"{self._location}: the column {shown(name)} seems to hold {what}: a feature? Give {_without(name)}"
                 )
-        self._ask_of_words(columns, [name for name in inputs if columns[name].kind != "number"])
-        id_column = next((column for column in inputs if is_id(column)), None)
-        if id_column is not None and self._spec.asks:
+
+    def _ask_of_rows(self, inputs: Sequence[str]) -> None:
+        """Raise SourceError for a column that seems to number the rows, or to say which belong together."""
+        numbers = next((name for name in inputs if is_id(name)), None)
+        if numbers is not None:
             raise SourceError(
-                f"{self._location}: is the column {shown(id_column)} a feature, or a number of the rows? Give "
-                f"--leave-out {typed(id_column)}, or name the inputs, each with --input COLUMN=NAME"
+                f"{self._location}: is the column {shown(numbers)} a feature, or a number of the rows? "
+                f"Give {_without(numbers)}"
             )
-        group = next((own for own in inputs if names_series(own) and own not in self._coded_columns()), None)
-        if group is not None and self._spec.asks:
+        group = next((name for name in inputs if names_series(name) and name not in self._coded_columns()), None)
+        if group is not None:
             raise SourceError(
                 f"{self._location}: is the column {shown(group)} a feature, or does it say which rows belong together? "
-                f"Give --leave-out {typed(group)}, or name the inputs, each with --input COLUMN=NAME"
+                f"Give {_without(group)}"
             )
-        return inputs, _PACKED if _PACKED not in targets else f"{_PACKED}_{INPUT_NAMES[-2]}"
 
     def _coded_columns(self) -> list[str]:
         return [flag_value.rpartition("=")[0] for flag_value in self._spec.categories]
@@ -287,3 +301,8 @@ class ColumnSource(FieldSource):
             f"If these are names, give --categories {typed(name + '=codes')} or {typed(name + '=one-hot')}, or "
             f"--leave-out {typed(name)}, or for text name the inputs, each with --input COLUMN=NAME"
         )
+
+
+def _without(name: str) -> str:
+    """Return what to give so that the column `name` is no feature, or surely one."""
+    return f"--leave-out {typed(name)}, or name the inputs, each with --input COLUMN=NAME"

@@ -16,6 +16,7 @@ from hpcdl.scripts.fit.samples import (
     SamplesOfEpoch,
     SamplesOfLoop,
     _sketch,
+    _sources_of,
     long_epochs,
     note_samples,
     stop_noting,
@@ -304,6 +305,43 @@ def test_samples_of_a_generator_that_ranks_divide_are_compared_after_an_epoch(wh
 
     part = whole.shard(2, 0).batch(8)
     assert (samples.warn_of_same_samples(Two(), object(), part) is not None) == noted  # type: ignore[arg-type]
+
+
+def files(names: list[str], *, labels: bool = True) -> tf.data.Dataset:
+    """Return files that are read and changed at random, as image_dataset_from_directory gives them."""
+    of = tf.data.Dataset.from_tensor_slices
+    data = tf.data.Dataset.zip((of(names), of(np.arange(len(names)) % 2))) if labels else of(names)
+    return data.shuffle(99).map(lambda *row: tf.random.uniform([3])).batch(8).prefetch(1)
+
+
+def pictures(array: np.ndarray) -> Any:
+    generator = tf.keras.preprocessing.image.ImageDataGenerator(horizontal_flip=True)
+    return generator.flow(array, np.arange(len(array)) % 2, batch_size=8)
+
+
+NAMES = [f"data/{number}.png" for number in range(64)]
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        ([files(NAMES), files(NAMES)], f"{SAME} 64 samples"),
+        ([files(NAMES), files(NAMES).concatenate(files(NAMES))], NOTHING),  # such stages are not known
+        ([files(NAMES[:40]), files(NAMES[24:])], SOME),
+        ([files(NAMES[0::2]), files(NAMES[1::2])], NOTHING),
+        ([files(NAMES, labels=False)] * 2, NOTHING),  # a file may have many samples
+        ([files(NAMES).shard(2, rank) for rank in range(2)], NOTHING),
+        ([files(NAMES).skip(rank).take(4) for rank in range(2)], NOTHING),
+        ([pictures(np.resize(rows(64), (64, 4, 4, 3)))] * 2, f"{SAME} 64 samples"),
+        ([pictures(np.random.default_rng(rank).random((64, 4, 4, 3))) for rank in range(2)], NOTHING),
+    ],
+)
+def test_files_and_pictures_that_change_at_random_are_compared_by_what_they_come_from(
+    parts: list[Any], text: str
+) -> None:
+    sketches = [_sketch(_sources_of(part)) for part in parts]
+    said = "" if None in sketches else verdict(sketches)  # type: ignore[arg-type]
+    assert said.startswith(text) and bool(said) == bool(text)
 
 
 def shares(of: str) -> tf.data.Dataset:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import tensorflow as tf
 
-from hpcdl.scripts.fit.pipelines import kind_of, stages_of
+from hpcdl.scripts.fit.pipelines import arrays_in, kind_of, stages_of
 from hpcdl.scripts.fit.scaling import STANDARDISED, SampleMoments, scaling_alike, scaling_of
 from hpcdl.scripts.process.session import DIFFERENT_SAMPLES, SAME_SAMPLES, warn_once
 from hpcdl.strategies.base.graph import call_python
@@ -57,6 +57,10 @@ _KEEPS_SAMPLES = (
     "Cache",
 )
 """Stages of tf.data after which every source row still comes once an epoch."""
+_KEEPS_ZIPPED = (*_KEEPS_SAMPLES, "Zip", "Options", "TensorSlice")
+_KERAS_PICTURES = "keras.src.legacy.preprocessing.image"
+_LEAST_WITH_NAMES = 2
+"""Arrays in which names of files are those of samples."""
 
 
 def warn_of_same_samples(group: ScriptGroup, model: Any, data: Any) -> SamplesOfEpoch | None:
@@ -70,8 +74,8 @@ def warn_of_same_samples(group: ScriptGroup, model: Any, data: Any) -> SamplesOf
     if not any(group.messages.allgather_json(_note_new(data, compared) or first[0])):
         return None
     arrays = _arrays_of(data)
-    own_sketch = _sketch(arrays)
-    comes = own_sketch is None and data is not None and not arrays and (not is_split(data) or _is_generated(data))
+    own_sketch = _sketch(arrays or _sources_of(data))
+    comes = data is not None and not arrays and (not is_split(data) or _is_generated(data))
     rows = group.messages.allgather_json([own_sketch, comes, scaling_of(arrays)])
     sketches, come, scaled = zip(*rows, strict=True)
     if all(sketch is not None for sketch in sketches):
@@ -239,6 +243,29 @@ def _arrays_of(data: Any) -> list[Array]:
         return []
     plain = [numpy.asarray(array) for array in arrays]
     return plain if all(array.dtype.kind in "biufc" for array in plain) else []
+
+
+def _sources_of(data: Any) -> list[Array]:
+    """Return what stands for the samples of files and of pictures that are changed at random; [] if it is not known.
+
+    Those of two ranks never look the same, but they have the same names, or were the same before.
+    """
+    if type(data).__module__ == _KERAS_PICTURES:  # ImageDataGenerator
+        given = [data.filenames, data.classes] if hasattr(data, "filenames") else [data.x, data.y]
+    elif isinstance(data, tf.data.Dataset) and all(kind_of(one) in _KEEPS_ZIPPED for one in stages_of(data)):
+        given = arrays_in(data)
+    else:
+        return []
+    arrays = [numpy.asarray(one) for one in given if one is not None]
+    texts = [array.dtype.kind in "OSU" for array in arrays]
+    # One name alone may be that of a file with many samples, of which each rank takes its own.
+    if (any(texts) and len(arrays) < _LEAST_WITH_NAMES) or len({array.shape[:1] for array in arrays}) != 1:
+        return []
+    # Texts differ in length; their hashes are compared as all other values are.
+    return [
+        tf.strings.to_hash_bucket_fast(array, 1 << 62).numpy() if is_text else array
+        for array, is_text in zip(arrays, texts, strict=True)
+    ]
 
 
 def is_split(data: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -160,14 +161,15 @@ _AS_LONG = 0.1
 def look_at_schedule(optimizer: Any, looks: list[Callable[[], str]], num_ranks: int) -> None:
     """Have the steps of an optimizer's own schedule compared with those it has taken, when the script is over."""
     schedule = rate_variable(optimizer)
-    if num_ranks == 1 or not isinstance(schedule, _END_WITH_TRAINING) or len(looks) >= _MOST_OPTIMIZERS:
+    is_schedule = isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule)
+    if num_ranks == 1 or not is_schedule or len(looks) >= _MOST_OPTIMIZERS:
         return
     iterations = optimizer.iterations  # not the optimizer, which would keep its variables in memory
 
     def look() -> str:
-        length = schedule.decay_steps + getattr(schedule, "warmup_steps", 0)
         taken = int(iterations.numpy())
-        if getattr(schedule, "cycle", False) or not math.isclose(taken * num_ranks, length, rel_tol=_AS_LONG):
+        length = _length_of(schedule, taken, taken * num_ranks)
+        if not math.isclose(taken * num_ranks, length, rel_tol=_AS_LONG):
             return ""
         return (
             f"{type(schedule).__name__} changes the learning rate over {length} steps, and each of {num_ranks} ranks "
@@ -176,3 +178,24 @@ def look_at_schedule(optimizer: Any, looks: list[Callable[[], str]], num_ranks: 
         )
 
     looks.append(look)
+
+
+def _length_of(schedule: Any, taken: int, most: int) -> int:
+    """Return after how many steps a schedule ends, about `most`; 0 if it does not end there.
+
+    One of the script's own ends where its rate no longer changes, below the rate after the `taken` steps.
+    """
+    if isinstance(schedule, _END_WITH_TRAINING):
+        return 0 if getattr(schedule, "cycle", False) else schedule.decay_steps + getattr(schedule, "warmup_steps", 0)
+    if type(schedule).__module__.startswith("keras."):
+        return 0
+
+    def rate(step: float) -> float:
+        return float(schedule(tf.constant(int(step), tf.int64)))
+
+    with contextlib.suppress(Exception):  # a script's own class may raise anything
+        before, after = (1 - _AS_LONG) * most, (1 + _AS_LONG) * most
+        end = rate(after)
+        if end == rate(2 * most) == rate(4 * most) and end < rate(taken) and end != rate(before):
+            return most
+    return 0

@@ -8,14 +8,18 @@ import numpy
 import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
-from hpcdl.scripts.fit.pipelines import arrays_in, looks_of, same, seeds_of, shuffles_in
-from hpcdl.scripts.process.session import session
+from hpcdl.scripts.fit.pipelines import arrays_in, kind_of, looks_of, same, seeds_of, shuffles_in
+from hpcdl.scripts.process.session import session, warn_once
 
 if TYPE_CHECKING:
     from hpcdl.scripts.process.group import ScriptGroup
 
 _AHEAD = 2
 """Number of elements to prefetch. It is fixed, so that the script decides whether tf.data tunes itself."""
+
+_TELL_FROM = 10
+"""A tenth of the data that is left out is told."""
+_KEEPS_BATCHES = ("Map", "ParallelMap", "Prefetch", "Cache", "Options", "Shuffle")
 
 
 def dataset(whole: Any, *, batch_size: int | None = None, steps: int | None = None) -> Any:
@@ -43,12 +47,36 @@ def dataset(whole: Any, *, batch_size: int | None = None, steps: int | None = No
         most = each // batch_size if batch_size else each
         if not most:
             raise UsageError(f"{number} elements on {size} ranks leave none for a batch of each; use fewer ranks")
+        if steps is None:
+            _tell_left_out(whole, most * (batch_size or 1) * size, batched=not batch_size, group=here.group)
         steps = min(steps or most, most)
     if batch_size:
         part = part.batch(batch_size, drop_remainder=True)
     # If the number is unknown, a rank with fewer elements starts again, so that all ranks take the same number.
     part = part.take(steps) if number >= 0 else part.repeat().take(steps)
     return part.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(_AHEAD)
+
+
+def _tell_left_out(whole: Any, num_taken: int, *, batched: bool, group: ScriptGroup) -> None:
+    """Warn if all ranks together take `num_taken` elements of `whole`, and that leaves out a tenth of it or more."""
+    number, what, stage = int(whole.cardinality()), "samples", whole
+    if batched:
+        what = "batches"
+        while kind_of(stage) in _KEEPS_BATCHES:
+            (stage,) = stage._inputs()
+        if kind_of(stage) in ("Batch", "ParallelBatch"):  # the last one may be small
+            each, (samples,) = int(stage._batch_size), stage._inputs()
+            number, what, num_taken = int(samples.cardinality()), "samples", num_taken * each
+    left = number - num_taken
+    if left * _TELL_FROM < number:
+        return
+    remedy = "give it single samples and batch_size=, or smaller batches" if batched else "take a smaller batch_size"
+    warn_once(
+        group,
+        f"left out {left} of {number}",
+        f"hpcdl.dataset leaves out {left} of {number} {what} in each epoch, as all ranks take the same number of "
+        f"batches; {remedy}",
+    )
 
 
 def _check_alike(whole: Any, group: ScriptGroup) -> None:

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
+from hpcdl.scripts.dataset import _tell_left_out
 from hpcdl.scripts.fit import pipelines
 
 NUMBERS = np.arange(96.0).reshape(48, 2)
@@ -85,3 +86,28 @@ def test_one_file_for_the_caches_of_several_ranks_is_refused(
     text = said(data_of, monkeypatch)
     assert text.startswith("ranks 0 and 1 cache different samples in one file, all: ") == refused
     assert ('write cache(f"all-{hpcdl.rank()}-of-{hpcdl.size()}")' in text) == refused
+
+
+def whole_of(number: int) -> tf.data.Dataset:
+    return tf.data.Dataset.range(number)
+
+
+@pytest.mark.parametrize(
+    ("whole", "num_taken", "text"),
+    [
+        (whole_of(320).batch(64), 4, "leaves out 64 of 320 samples"),
+        (whole_of(260).batch(64).map(lambda row: row).prefetch(1), 4, ""),  # the last batch is small
+        (whole_of(30).batch(10).repeat(3), 8, "leaves out 1 of 9 batches"),
+        (whole_of(90).batch(10).repeat(3), 26, ""),
+        (whole_of(100), 64, "leaves out 36 of 100 samples"),
+        (whole_of(100), 96, ""),
+    ],
+)
+def test_a_data_set_of_which_a_tenth_is_left_out_is_told(
+    whole: Any, num_taken: int, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [""]
+    monkeypatch.setattr("hpcdl.scripts.dataset.warn_once", lambda group, key, text: texts.append(text))
+    batched = whole.element_spec.shape.rank > 0
+    _tell_left_out(whole, num_taken, batched=batched, group=Group([]))  # type: ignore[arg-type]
+    assert text in texts[-1] and bool(texts[-1]) == bool(text)

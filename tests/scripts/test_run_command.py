@@ -289,6 +289,9 @@ for turn in range(2):
             with h5py.File(name, "w") as file: file["x"] = [rank]
         with h5py.File("all.h5") as file: assert file["x"][0] == rank
         tf.io.TFRecordWriter("all.tfrecord").close()
+        tf.io.write_file("all.txt", "1")
+        with tf.io.gfile.GFile("all.txt") as file: assert file.read() == "1"
+        with tf.io.gfile.GFile("all.csv", "w") as file: file.write("1")
 for folder in ("curves", f"own{rank}"): tf.summary.create_file_writer(folder).close()
 """
 
@@ -301,7 +304,7 @@ def test_files_of_hdf5_and_tensorflow_that_all_ranks_write_are_named(
     (tmp_path / "writes.py").write_text(WRITES_OTHERWISE)
     finished = run(session_hpcdl, tmp_path, "--run-dir", tmp_path / "run", tmp_path / "writes.py")
     written, appended = [line for line in finished.err.splitlines() if "warning: ranks 0, 1 each" in line]
-    assert "wrote all.h5, all.tfrecord: what" in written and "appended to curves: it" in appended
+    assert "wrote all.csv, all.h5 and 2 more: what" in written and "appended to curves: it" in appended
 
 
 DOWNLOADS = """

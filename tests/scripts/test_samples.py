@@ -353,6 +353,7 @@ def shares(of: str) -> tf.data.Dataset:
         "known": lambda: whole.batch(8).shard(2, 0).map(lambda row: row).repeat(),
         "whole": lambda: whole.batch(8).repeat(),
         "once": lambda: whole.shard(2, 0).batch(8),
+        "slice": lambda: tf.data.Dataset.from_tensor_slices(np.arange(100)[0::2]).shuffle(50).batch(8).repeat(),
         "filtered": lambda: whole.shard(2, 0).filter(lambda row: row > 3).batch(8).repeat(),
     }[of]()
 
@@ -360,6 +361,7 @@ def shares(of: str) -> tf.data.Dataset:
 @pytest.mark.parametrize(
     ("of", "steps", "warned"),
     [("batches", 12, True), ("samples", 13, True), ("known", 13, True), ("batches", 6, False), ("samples", 7, False),
+     ("slice", 13, True), ("slice", 7, False),
      ("batches", 20, False), ("whole", 12, False), ("once", 12, False), ("filtered", 12, False),
      ("batches", None, False)],
 )  # fmt: skip

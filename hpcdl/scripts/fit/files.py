@@ -124,6 +124,7 @@ def _note_other_writers() -> None:
                 sys.audit(OPENS, os.fspath(args[place]), mode_of(*args[place + 1 :], **kwargs), 0)
             return plain(*args, **kwargs)
 
+        vars(begin)["autograph_info__"] = {}  # TensorFlow's mark of functions that AutoGraph does not convert
         return begin
 
     def mode_of_hdf5(mode: str = "r", driver: Any = None, *_: Any, **__: Any) -> str:
@@ -132,8 +133,10 @@ def _note_other_writers() -> None:
     # Keras imports it. Its modes are those of `open`.
     if (hdf5 := sys.modules.get("h5py")) is not None:
         hdf5.File.__init__ = announced(hdf5.File.__init__, 1, mode_of_hdf5)
-    records = tf.io.TFRecordWriter
+    records, files = tf.io.TFRecordWriter, tf.io.gfile.GFile
     records.__init__ = announced(records.__init__, 1, lambda *_, **__: "w")
+    files.__init__ = announced(files.__init__, 1, lambda mode="r", *_, **__: mode)
+    tf.io.write_file = announced(tf.io.write_file, 0, lambda *_, **__: "w")
     # Each writer has a file of its own in the folder, and TensorBoard shows their curves as one.
     tf.summary.create_file_writer = announced(tf.summary.create_file_writer, 0, lambda *_, **__: "a")
 

@@ -282,7 +282,7 @@ def _is_generated(data: Any) -> bool:
 
 def long_epochs(data: Any, steps: int | None, num_ranks: int) -> str:
     """Return the warning if `steps_per_epoch` of a repeated data set is that of one process, or nothing."""
-    if steps is None or num_ranks == 1 or not is_split(data):
+    if steps is None or num_ranks == 1 or not isinstance(data, tf.data.Dataset):
         return ""
     own = _steps_of_a_pass(data)
     # Rounded numbers of batches differ by the last one.

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -15,6 +16,7 @@ from hpcdl.scripts.fit import samples
 from hpcdl.scripts.fit.samples import (
     SamplesOfEpoch,
     SamplesOfLoop,
+    _held_by,
     _sketch,
     _sources_of,
     long_epochs,
@@ -340,6 +342,32 @@ def test_files_and_pictures_that_change_at_random_are_compared_by_what_they_come
     parts: list[Any], text: str
 ) -> None:
     sketches = [_sketch(_sources_of(part)) for part in parts]
+    said = "" if None in sketches else verdict(sketches)  # type: ignore[arg-type]
+    assert said.startswith(text) and bool(said) == bool(text)
+
+
+class Held(keras.utils.PyDataset):
+    """A data set of a script's own class, which changes samples at random."""
+
+    def __init__(self, **held: Any) -> None:
+        super().__init__()
+        vars(self).update(held, batch_size=8, order=np.random.default_rng().permutation(len(next(iter(held.values())))))
+
+
+@pytest.mark.parametrize(
+    ("parts", "num_taken", "text"),
+    [
+        ([Held(x=rows(64), y=np.arange(64) % 2)] * 2, 64, f"{SAME} 64 samples"),
+        ([Held(paths=NAMES), Held(paths=NAMES[::-1])], 56, f"{SAME} 64 samples"),  # without a remainder
+        ([Held(paths=NAMES[:40]), Held(paths=NAMES[24:])], 40, SOME),
+        ([Held(x=rows(64))] * 2, 32, NOTHING),  # it takes the rank's part itself
+        ([Held(paths=NAMES[rank::2]) for rank in range(2)], 32, NOTHING),
+        ([Held(files=[np.ones(2)] * 64)] * 2, 64, NOTHING),
+        ([rows(64)] * 2, 64, NOTHING),
+    ],
+)
+def test_a_data_set_of_which_each_rank_takes_all_is_named(parts: list[Any], num_taken: int, text: str) -> None:
+    sketches = [_sketch(_held_by(part, num_taken)) for part in parts]
     said = "" if None in sketches else verdict(sketches)  # type: ignore[arg-type]
     assert said.startswith(text) and bool(said) == bool(text)
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy
 import tensorflow as tf
 
@@ -59,6 +60,8 @@ _KEEPS_SAMPLES = (
 """Stages of tf.data after which every source row still comes once an epoch."""
 _KEEPS_ZIPPED = (*_KEEPS_SAMPLES, "Zip", "Options", "TensorSlice")
 _KERAS_PICTURES = "keras.src.legacy.preprocessing.image"
+_LEAST_TAKEN = 0.75
+"""Share of what a data set holds that an epoch takes at least, if it takes all: it may leave out a remainder."""
 _LEAST_WITH_NAMES = 2
 """Arrays in which names of files are those of samples."""
 
@@ -86,7 +89,7 @@ def warn_of_same_samples(group: ScriptGroup, model: Any, data: Any) -> SamplesOf
     begins, first[0] = first[0], False
     if not all(come) or not begins:
         return None
-    notes = _notes[id(model)] = SamplesOfEpoch()
+    notes = _notes[id(model)] = SamplesOfEpoch(data)
     return notes
 
 
@@ -118,9 +121,10 @@ _notes: dict[int, SamplesOfEpoch] = {}
 
 
 class SamplesOfEpoch:
-    """Notes the samples that this rank's steps take, until `stop`."""
+    """Notes the samples that this rank's steps take, until `stop`. `data`: what gives them."""
 
-    def __init__(self) -> None:
+    def __init__(self, data: Any = None) -> None:
+        self._data = data
         self._on = tf.Variable(True, trainable=False, name="notes_samples")
         self._number = self._total = 0
         self._smallest: Array = numpy.empty(0, numpy.uint64)
@@ -160,10 +164,16 @@ class SamplesOfEpoch:
     def compare(self, group: ScriptGroup) -> None:
         """Warn if the ranks took the same samples. Collective."""
         own_scale = any(moments.are_standard() for moments in self._moments)
-        by_rank, scaled = zip(*group.messages.allgather_json([self.sketch(), own_scale]), strict=True)
-        if all(sketch is not None for sketch in by_rank) and (text := verdict(by_rank)):
-            warn_once(group, SAME_SAMPLES, text)
-        elif all(scaled):
+        # Samples that are changed at random are no longer the same.
+        held = _sketch(_held_by(self._data, self._number)) if self._even else None
+        by_rank, held_by_rank, scaled = zip(
+            *group.messages.allgather_json([self.sketch(), held, own_scale]), strict=True
+        )
+        for sketches in (by_rank, held_by_rank):
+            if all(sketch is not None for sketch in sketches) and (text := verdict(sketches)):
+                warn_once(group, SAME_SAMPLES, text)
+                return
+        if all(scaled):
             warn_once(group, _SCALED, STANDARDISED)
 
     def sketch(self) -> list[Any] | None:
@@ -261,7 +271,36 @@ def _sources_of(data: Any) -> list[Array]:
     # One name alone may be that of a file with many samples, of which each rank takes its own.
     if (any(texts) and len(arrays) < _LEAST_WITH_NAMES) or len({array.shape[:1] for array in arrays}) != 1:
         return []
-    # Texts differ in length; their hashes are compared as all other values are.
+    return _without_texts(arrays)
+
+
+def _held_by(data: Any, num_taken: int) -> list[Array]:
+    """Return the arrays and lists that a `PyDataset` of the script holds, if an epoch takes all of their rows.
+
+    If it holds the whole of which it takes a rank's part, it has many more rows than the `num_taken` samples.
+    """
+    if not isinstance(data, keras.utils.PyDataset):
+        return []
+    held = [numpy.asarray(one) for one in vars(data).values() if isinstance(one, numpy.ndarray) or _is_plain_list(one)]
+    held = [one for one in held if one.ndim and num_taken <= len(one) < num_taken / _LEAST_TAKEN and not _is_order(one)]
+    return _without_texts(held) if len({len(one) for one in held}) == 1 else []
+
+
+def _is_plain_list(thing: Any) -> bool:
+    """Return whether it is a list of texts or of numbers."""
+    return isinstance(thing, list | tuple) and len({type(one) for one in thing} & {str, int, float}) == 1
+
+
+def _is_order(array: Array) -> bool:
+    """Return whether an array has the numbers of samples, which a script shuffles."""
+    return array.ndim == 1 and array.dtype.kind in "iu" and bool((numpy.sort(array) == numpy.arange(len(array))).all())
+
+
+def _without_texts(arrays: Sequence[Array]) -> list[Array]:
+    """Return arrays with texts as hashes, which are compared as all other values are; [] if there are other objects."""
+    if any(array.dtype.kind == "O" and not isinstance(array.flat[0], str | bytes) for array in arrays if array.size):
+        return []
+    texts = [array.dtype.kind in "OSU" for array in arrays]
     return [
         tf.strings.to_hash_bucket_fast(array, 1 << 62).numpy() if is_text else array
         for array, is_text in zip(arrays, texts, strict=True)

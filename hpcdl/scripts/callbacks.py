@@ -36,6 +36,7 @@ from hpcdl.scripts.fit.model import (
 )
 from hpcdl.scripts.fit.pipelines import check_pipelines
 from hpcdl.scripts.fit.samples import SamplesOfEpoch, is_split, long_epochs, stop_noting, warn_of_same_samples
+from hpcdl.scripts.fit.series import check_series
 from hpcdl.scripts.fit.settings import settings_of_model, warn_of_other_settings
 from hpcdl.scripts.fit.variables import CombinedVariables, fixed_and_own, shared_variables_of, warn_of_local_variables
 from hpcdl.scripts.process.session import Session, is_initialized, is_rank, session, warn_once
@@ -132,6 +133,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
                 set_own(self.model, "compared_with", id(optimizer))
                 warn_of_other_settings(self.group, self.model.name, settings_of_model(self.model))
             check_pipelines(self.group, self.given)
+            check_series(self.group, self.given[0] if self.given else None)
             stop_noting(self.model)
             if not self._centers():  # else each worker may draw from all samples (EASGD)
                 self._samples = warn_of_same_samples(self.group, self.model, self.once)

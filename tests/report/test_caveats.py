@@ -7,7 +7,7 @@ import pytest
 from hpcdl.report.analysis.caveats import caveats
 from hpcdl.report.analysis.scaling import build_curves
 from hpcdl.report.runs.run import Run
-from tests.report.synthetic import make_run
+from tests.report.synthetic import as_run, make_record, make_run
 
 
 def told(runs: list[Run], unreadable: tuple[str, ...] = ()) -> list[str]:
@@ -57,6 +57,7 @@ def test_a_clean_study_has_no_caveat() -> None:
         ([make_run(1, 100.0), make_run(2, 230.0)], "above 100 % that may be chance"),
         ([make_run(n, x) for n, x in ((1, 100.0), (2, 160.0), (4, 380.0))], "rises again at a larger size"),
         ([make_run(n, 90.0 * n, ranks_per_node=per) for n, per in ((4, 1), (8, 4))], "ranks per node change"),
+        (study(first_and_last_steps=(0.02, 0.044)), "steps of 6 runs changed their speed during the run"),
         ([run for n in (1, 2) for run in slowing(n)], "drifts from the first to the last repeat of a setting"),
         ([run for n in (2, 1) for run in reversed(slowing(n))], "weak ring lenet -8 %"),
     ],
@@ -70,6 +71,21 @@ def test_efficiencies_that_hardly_rise_are_no_caveat(rates: tuple[float, ...]) -
     assert not any(
         "rises again" in line for line in told([make_run(n, x) for n, x in zip((1, 2, 4), rates, strict=True)])
     )
+
+
+@pytest.mark.parametrize(
+    ("steps", "told_of"),
+    [
+        ([0.02] * 100 + [0.04] * 100, True),
+        ([0.04] * 100 + [0.02] * 100, True),
+        ([0.02, 0.02, 0.2] * 70, False),
+        ([0.02] * 3 + [0.025] * 100 + [0.02] * 100, False),
+        ([0.02] * 10 + [0.04] * 15, False),
+    ],
+)
+def test_steps_that_change_their_speed_in_a_run_are_reported(steps: list[float], told_of: bool) -> None:
+    run = as_run(make_record(1, 1600.0, step_seconds=steps, steps=len(steps)), "one")
+    assert any("one 20 ms, then 40 ms" in line or "one 40 ms, then 20 ms" in line for line in told([run])) is told_of
 
 
 def test_runs_of_one_seed_that_learned_apart_are_no_caveat() -> None:

@@ -8,7 +8,7 @@ from statistics import median
 
 from hpcdl.core.records.run_record import FAILED, LOST, STOPPED, is_measured
 from hpcdl.core.statistics import drift, outliers, welch_log_ratio
-from hpcdl.core.units import counted, listed
+from hpcdl.core.units import counted, format_seconds, listed
 from hpcdl.report.analysis.names import point_name
 from hpcdl.report.analysis.scaling import Curve, with_base_of
 from hpcdl.report.analysis.settings import settings_of_runs, trifling_differences
@@ -27,6 +27,7 @@ def caveats(runs: Sequence[Run], unreadable: Sequence[str], curves: Sequence[Cur
         lambda: _contradicting(runs),
         lambda: _outliers(curves),
         lambda: _drifting(curves),
+        lambda: _unsteady(runs),
         lambda: _above_ideal(curves),
         lambda: _rising(curves),
         lambda: _emulated(runs),
@@ -113,6 +114,24 @@ def _drifting(curves: Sequence[Curve]) -> Iterable[str]:
         yield (
             "throughput drifts from the first to the last repeat of a setting, so something changed meanwhile, or a"
             f" table is sorted by speed; intervals assume neither: {listed(texts)}"
+        )
+
+
+_UNSTEADY = 1.5
+
+
+def _unsteady(runs: Sequence[Run]) -> Iterable[str]:
+    """Report runs whose steps changed meanwhile: their mean is of two speeds, and all repeats may have it alike."""
+    texts = []
+    for run in runs:
+        first_s, last_s = run.first_and_last_steps or (0.0, 0.0)
+        if run.usable and min(first_s, last_s) > 0 and max(first_s, last_s) > _UNSTEADY * min(first_s, last_s):
+            texts.append(f"{run.name} {format_seconds(first_s)}, then {format_seconds(last_s)}")
+    if texts:
+        yield (
+            f"steps of {counted(len(texts), 'run')} changed their speed during the run (its first and last third), so"
+            " that a mean depends on the number of steps; look for a longer warm-up, heat, or other programs:"
+            f" {listed(texts, 3)}"
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from operator import attrgetter
+from statistics import median
 from typing import Any
 
 from hpcdl.core.records.run_record import PARTS, HistoryPoint, RankRecord, RunRecord, is_measured
@@ -65,6 +66,7 @@ class Run:
     counted: str = IMAGES
     step_seconds: float | None = None
     step_seconds_p95: float | None = None
+    first_and_last_steps: tuple[float, float] | None = None
     seconds_per_epoch: float | None = None
     seconds_total: float | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
@@ -200,6 +202,7 @@ def from_record(record: RunRecord, name: str) -> Run:
         version=", ".join([f"{package} {software[package]}" for package in _VERSIONS if software.get(package)]),
         step_seconds=_step_seconds(record),
         step_seconds_p95=_step_seconds_p95(record),
+        first_and_last_steps=_first_and_last_steps(record),
         parts={part: value for part in PARTS if isfinite(value := record.parts.get(part, math.nan))},
         bytes_per_step=None if record.strategy in _UNCOUNTED else finite(record.bytes_sent_per_step),
         profile=record.profile.rpartition("/")[2],
@@ -290,6 +293,20 @@ def _step_seconds_p95(record: RunRecord) -> float | None:
         return recorded
     steps = _warm_steps(record)
     return quantiles(steps, [0.95])[0] if steps else None
+
+
+_FEWEST_TO_DIVIDE = 30
+_MOST_TO_SORT = 300
+"""Steps of a third that its median looks at: thousands of runs of 10,000 steps each are read within seconds."""
+
+
+def _first_and_last_steps(record: RunRecord) -> tuple[float, float] | None:
+    steps = _warm_steps(record)
+    if len(steps) < _FEWEST_TO_DIVIDE:
+        return None
+    third = len(steps) // 3
+    stride = third // _MOST_TO_SORT + 1
+    return median(steps[:third:stride]), median(steps[-third::stride])
 
 
 def _warm_steps(record: RunRecord) -> list[float]:

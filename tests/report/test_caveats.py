@@ -58,6 +58,10 @@ def test_a_clean_study_has_no_caveat() -> None:
         ([make_run(n, x) for n, x in ((1, 100.0), (2, 160.0), (4, 380.0))], "rises again at a larger size"),
         ([make_run(n, 90.0 * n, ranks_per_node=per) for n, per in ((4, 1), (8, 4))], "ranks per node change"),
         (study(first_and_last_steps=(0.02, 0.044)), "steps of 6 runs changed their speed during the run"),
+        (
+            [make_run(1, 100.0 + i, accuracy=value) for i, value in enumerate((0.1, 0.9, 0.88))],
+            "1 run ended with less than half the accuracy of the repeats, kept in every mean",
+        ),
         ([run for n in (1, 2) for run in slowing(n)], "drifts from the first to the last repeat of a setting"),
         ([run for n in (2, 1) for run in reversed(slowing(n))], "weak ring lenet -8 %"),
     ],

@@ -72,6 +72,12 @@ def test_runs_of_one_seed_count_once_for_what_was_learned() -> None:
     assert row["accuracy"] == "90.0 % †" and "±" in row["images/s"]
 
 
+def test_figures_show_the_repeat_of_middle_accuracy() -> None:
+    runs = [run_with_history(2, "ring", (0.1, accuracy)) for accuracy in (0.12, 0.9, 0.88)]
+    figures = [item for item in section(runs, "learning").items if isinstance(item, Figure)]
+    assert figures[0].alt == "accuracy against epochs: ring ends at 88 %."
+
+
 def test_a_lone_imported_run_has_no_scaling_time_or_network() -> None:
     assert names([make_run(1, 100.0)]) == {"setup", "learning", "cost"}
 

@@ -38,6 +38,7 @@ def caveats(runs: Sequence[Run], unreadable: Sequence[str], curves: Sequence[Cur
         lambda: _borrowed_base(curves),
         lambda: _single_measurements(curves),
         lambda: _learned_alike(runs),
+        lambda: _diverged(runs),
         lambda: _resumed(runs),
         lambda: _without_noise(curves),
         lambda: _uneven(curves),
@@ -245,6 +246,28 @@ def _learned_alike(runs: Sequence[Run]) -> Iterable[str]:
         yield (
             "runs with the same seed learned exactly alike, and accuracy, loss and times to accuracy count them once;"
             f" give each run its own --seed: {listed(texts, 3)}"
+        )
+
+
+_LOST = 0.5
+
+
+def _diverged(runs: Sequence[Run]) -> Iterable[str]:
+    """Report runs that learned far less than their repeats, as where a seed diverged: a mean hides them."""
+    texts = []
+    for group in settings_of_runs(runs):
+        finals = [(run.name, run.accuracy) for run in group if run.accuracy is not None]
+        if len(finals) > 2:
+            middle = median([value for _, value in finals])
+            texts += [
+                f"{name} {100 * value:.1f} %, median of its repeats {100 * middle:.1f} %"
+                for name, value in finals
+                if value < _LOST * middle
+            ]
+    if texts:
+        yield (
+            f"{counted(len(texts), 'run')} ended with less than half the accuracy of the repeats, kept in every mean;"
+            f" the training may have diverged: {listed(texts, 3)}"
         )
 
 

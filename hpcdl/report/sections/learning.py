@@ -13,6 +13,7 @@ from hpcdl.report.sections.scaling import SEEN
 
 MOST_LINES = 8
 """Maximum number of runs in one figure."""
+_WHICH = "the middle one by final accuracy, else by loss"
 _SHOWN = ("model", "strategy", "variant", "workers", "servers", "batch_per_rank", "data")
 
 
@@ -26,9 +27,9 @@ def build(analysis: Analysis) -> Section | None:
     figures = [figure for kind in _KINDS for figure in _figures(kind, curves[:MOST_LINES])]
     lines = [f"Latency is seconds per epoch. {_measured_on(groups)}"]
     if len(curves) > MOST_LINES:
-        lines.append(f"The figures show {MOST_LINES} of {len(curves)} settings, the largest first, one run of each.")
+        lines.append(f"The figures show {MOST_LINES} of {len(curves)} settings, the largest first; of each {_WHICH}.")
     elif curves:
-        lines.append("The figures show one run of each setting.")
+        lines.append(f"The figures show one run of each setting, {_WHICH}.")
     return Section(name="learning", title="Throughput, latency and accuracy", lines=lines, items=(*figures, table))
 
 
@@ -131,12 +132,20 @@ def _difference(run: Run, names: Sequence[str]) -> str:
 
 def representatives(groups: Sequence[Sequence[Run]]) -> list[tuple[str, Run]]:
     """Return a run of each setting with a name that distinguishes it, those with most workers first."""
-    runs = [next((run for run in group if len(run.history) > 1), group[0]) for group in groups]
+    runs = [_middle([run for run in group if len(run.history) > 1] or group) for group in groups]
     varying = [name for name in _SHOWN if len({getattr(run, name) for run in runs}) > 1]
     shown = varying or ["strategy"]
     named = [(", ".join(_word(name, run) for name in shown if name != "servers" or run.servers), run) for run in runs]
     # Strategies at their largest size come first, because they are compared most.
     return sorted(named, key=lambda pair: (-pair[1].workers, -pair[1].batch_per_rank))
+
+
+def _middle(runs: Sequence[Run]) -> Run:
+    """Return the run of middle accuracy, else loss: the first one may have diverged."""
+    accuracies = [_accuracy(run) for run in runs]
+    values = [run.loss for run in runs] if None in accuracies else accuracies
+    order = sorted(range(len(runs)), key=lambda index: values[index] or 0.0)
+    return runs[order[(len(runs) - 1) // 2]]
 
 
 def _word(name: str, run: Run) -> str:

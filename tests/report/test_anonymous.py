@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.core.records.run_record import RankRecord
 from hpcdl.report.analysis.analyse import analyse
 from hpcdl.report.analysis.settings import default_of
 from hpcdl.report.compose.build import compose, render
@@ -24,6 +25,9 @@ def test_nothing_that_names_people_or_places_is_left(tmp_path: Path, capsys: pyt
             n, 100.0 * n, hosts=("secrethost1", "secrethost2"), machine="secrethost-cluster",
             data="/scratch/alice/shards", model="/home/alice/projectx.py:build",
             warnings=("rank 0 on secrethost1 is slow",),
+            rank_records=[
+                RankRecord(rank=rank, host="secrethost1", parts={"compute": 0.1 + rank}) for rank in range(n)
+            ],
             software={"hpcdl": "1", "python": "/home/alice/bin"}, status=status, message="cannot read /scratch/alice",
         )
         for n in (1, 2)
@@ -39,6 +43,7 @@ def test_nothing_that_names_people_or_places_is_left(tmp_path: Path, capsys: pyt
     for secret in SECRETS:
         assert not [text for text in texts if secret in text], secret
     assert any("machine 1" in text for text in texts)
+    assert any("one worker computes 1.5 times as long" in text for text in texts)
 
 
 def test_settings_are_not_invented_and_a_data_set_keeps_its_name() -> None:

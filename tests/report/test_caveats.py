@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hpcdl.core.records.run_record import RankRecord
 from hpcdl.report.analysis.caveats import caveats
 from hpcdl.report.analysis.scaling import build_curves
 from hpcdl.report.runs.run import Run
@@ -90,6 +91,26 @@ def test_efficiencies_that_hardly_rise_are_no_caveat(rates: tuple[float, ...]) -
 def test_steps_that_change_their_speed_in_a_run_are_reported(steps: list[float], told_of: bool) -> None:
     run = as_run(make_record(1, 1600.0, step_seconds=steps, steps=len(steps)), "one")
     assert any("one 20 ms, then 40 ms" in line or "one 40 ms, then 20 ms" in line for line in told([run])) is told_of
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told_of"),
+    [
+        ((0.02, 0.02, 0.05, 0.021), "one rank 2 on node2 2.5 x"),
+        ((0.02, 0.05), "one rank 1 on node1 2.5 x"),
+        ((0.02, 0.02, 0.025, 0.021), ""),
+        ((0.0001, 0.0001, 0.0003, 0.0001), ""),
+        ((0.02, 0.05, 0.05, 0.05), ""),
+    ],
+)
+def test_a_worker_that_computes_much_longer_is_reported(seconds: tuple[float, ...], told_of: str) -> None:
+    ranks = [
+        RankRecord(rank=rank, host=f"node{rank}", role="worker", parts={"compute": compute})
+        for rank, compute in enumerate(seconds)
+    ]
+    run = as_run(make_record(len(seconds), 1000.0, rank_records=ranks), "one")
+    lines = [line for line in told([run]) if "one worker computes 1.5 times" in line]
+    assert [line.rpartition(": ")[2] for line in lines] == ([told_of] if told_of else [])
 
 
 def test_runs_of_one_seed_that_learned_apart_are_no_caveat() -> None:

@@ -28,6 +28,7 @@ def caveats(runs: Sequence[Run], unreadable: Sequence[str], curves: Sequence[Cur
         lambda: _outliers(curves),
         lambda: _drifting(curves),
         lambda: _unsteady(runs),
+        lambda: _slow_workers(runs),
         lambda: _above_ideal(curves),
         lambda: _rising(curves),
         lambda: _emulated(runs),
@@ -132,6 +133,26 @@ def _unsteady(runs: Sequence[Run]) -> Iterable[str]:
         yield (
             f"steps of {counted(len(texts), 'run')} changed their speed during the run (its first and last third), so"
             " that a mean depends on the number of steps; look for a longer warm-up, heat, or other programs:"
+            f" {listed(texts, 3)}"
+        )
+
+
+_SLOW = 1.5
+_LEAST_OF_STEP = 0.1
+
+
+def _slow_workers(runs: Sequence[Run]) -> Iterable[str]:
+    """Report workers that compute much longer than the others, as on a slow node."""
+    texts = []
+    for run in runs:
+        slow = run.slowest
+        if run.usable and slow and slow.factor > _SLOW and slow.beyond_s > _LEAST_OF_STEP * (run.step_seconds or 0.0):
+            where = f" on {slow.host}" if slow.host else ""
+            texts.append(f"{run.name} rank {slow.rank}{where} {slow.factor:.1f} x")
+    if texts:
+        yield (
+            f"one worker computes {_SLOW:g} times as long as the others or longer in {counted(len(texts), 'run')}, kept"
+            " in every mean; `hpcdl trace RUN` shows the likely cause, `hpcdl doctor --nodes all` compares nodes:"
             f" {listed(texts, 3)}"
         )
 

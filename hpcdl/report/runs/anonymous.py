@@ -41,6 +41,7 @@ def anonymised(gathered: Gathered, *, hide_data: bool = False) -> Gathered:
                 name=f"run {number}",
                 message=WITHHELD if run.message else "",
                 hosts=(),
+                slowest=run.slowest and dataclasses.replace(run.slowest, host=""),
                 config=_neutral(run.config, values),
                 # A study's labels are free text.
                 labels={},

@@ -33,6 +33,16 @@ class ServerLoad:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SlowWorker:
+    """The worker that computes longest: seconds of a step beyond the others' median, and in times of it."""
+
+    rank: int
+    host: str
+    beyond_s: float
+    factor: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
     """One run. `batch_per_rank` is per worker, 0 for unknown; times are in seconds; None means not measured.
 
@@ -71,6 +81,7 @@ class Run:
     seconds_total: float | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
     imbalance_seconds: float | None = None
+    slowest: SlowWorker | None = None
     bytes_per_step: float | None = None
     link_bytes_per_second: float | None = None
     gradient_bytes: int | None = None
@@ -203,6 +214,7 @@ def from_record(record: RunRecord, name: str) -> Run:
         step_seconds=_step_seconds(record),
         step_seconds_p95=_step_seconds_p95(record),
         first_and_last_steps=_first_and_last_steps(record),
+        slowest=_slowest(record.rank_records),
         parts={part: value for part in PARTS if isfinite(value := record.parts.get(part, math.nan))},
         bytes_per_step=None if record.strategy in _UNCOUNTED else finite(record.bytes_sent_per_step),
         profile=record.profile.rpartition("/")[2],
@@ -252,6 +264,18 @@ def _of_ranks(record: RunRecord) -> dict[str, Any]:
     # A rank without counts might be the busiest one.
     size, most = max(pairs) if len(pairs) == len(ranks) > 0 else (None, None)
     return {"server_loads": tuple(loads), "rounds_per_step": most, "round_bytes_per_step": size}
+
+
+def _slowest(ranks: Sequence[RankRecord]) -> SlowWorker | None:
+    """Return the worker that computes longest; None for one worker, and if a worker's computing is unknown."""
+    workers = [rank for rank in ranks if rank.role == "worker"]
+    seconds = [rank.parts.get("compute", math.nan) for rank in workers]
+    if len(workers) < 2 or not all(map(positive, seconds)):
+        return None
+    rank, most_s = max(zip(workers, seconds, strict=True), key=lambda pair: pair[1])
+    # Of two workers the faster one is the measure: a median would hide half of the difference.
+    others_s = median(sorted(seconds)[:-1])
+    return SlowWorker(rank=rank.rank, host=rank.host, beyond_s=most_s - others_s, factor=most_s / others_s)
 
 
 _UNCOUNTED = frozenset(("grpc-ps", "grpc-ring", "nccl"))

@@ -263,6 +263,27 @@ def test_a_job_for_a_run_directory_that_is_taken_is_not_queued(
     assert not (tmp_path / "queued").exists()
 
 
+def test_a_second_job_for_a_run_directory_that_a_queued_job_has_is_refused(
+    ask_hpcdl: CommandLine, tmp_path: Path
+) -> None:
+    """The run does not exist yet, but the second job would fail when it starts, hours later."""
+    program(tmp_path / "bin", "sbatch", f"echo x >> {tmp_path}/queued; wc -l < {tmp_path}/queued")
+    program(tmp_path / "bin", "squeue", f"cat {tmp_path}/state")
+    state = tmp_path / "state"
+    env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    line = ["submit", "--until-done", "--", *TRAIN, "--run-dir", "mine"]
+    state.write_text("PENDING Priority\n")
+    assert ask_hpcdl(line, env=env).code == 0
+    refused = ask_hpcdl(line, env=env)
+    assert (refused.code, "--run-dir mine: job 1 (pending) has it too" in refused.err) == (2, True), refused.err
+    assert ask_hpcdl([*line[:-1], "other"], env=env).code == 0
+    chained = ask_hpcdl([*line, "--resume"], env=env)
+    assert chained.code == 0 and "let it wait: --batch-option=--dependency=afterany:1" in chained.err, chained.err
+    state.write_text("TIMEOUT TimeLimit\n")
+    ended = ask_hpcdl(line, env=env)
+    assert ended.code == 0 and "warning" not in ended.err, ended.err
+
+
 def test_each_reason_against_a_job_has_its_line(ask_hpcdl: CommandLine) -> None:
     refused = ask_hpcdl(["submit", "--", *TRAIN[:4], "shards", "--strategy", "rong"])
     lines = refused.err.splitlines()
@@ -424,6 +445,11 @@ def test_submit_jobs_and_cancel_with_a_played_slurm(ask_hpcdl: CommandLine, tmp_
     for number, code in (("4711", 0), ("4712", 1)):
         shell = ["bash", "-c", f'SLURM_JOB_ID={number}; {mark}; test -e "$cancelled"']
         assert subprocess.run(shell, check=False).returncode == code
+    record = {"schema": "hpcdl.run/1", "status": "finished", "environment": {"SLURM_JOB_ID": "4711"}}
+    (run / "record.json").write_text(json.dumps(record))
+    (tmp_path / "state").write_text("COMPLETED None\n")
+    assert ask_hpcdl(["cancel", "4711"], env=env).err == f"next: hpcdl report {shlex.quote(str(run))}\n"
+    (run / "record.json").unlink()
     unknown = ask_hpcdl(["cancel", "1"], env=env)
     assert unknown.code == 2 and "4711" in unknown.err
     (tmp_path / "state").write_text("PENDING PartitionTimeLimit\n")

@@ -89,11 +89,14 @@ def cancel(number: Annotated[str, typer.Argument(metavar="JOB", help="Number of 
     """End a job, which is not requeued. A run that had begun can be resumed."""
     from hpcdl.cluster.batch import jobs as submitted
     from hpcdl.cluster.batch.submission import divided
+    from hpcdl.core.records.run_record import FINISHED
 
     job = submitted.find_job(number)
     ended = submitted.cancel(job)
     put(f"job {job.number} had ended before: {ended}" if ended else f"cancelled job {job.number}")
-    if job.run_dir:
+    if ended and submitted.look(job).run_state == FINISHED:
+        say(f"next: {typed('report', Path(job.run_dir))}")
+    elif job.run_dir:
         own_words, script = divided(job.command)
         command = [*own_words, *([] if "--resume" in own_words else ["--resume"]), *script]
         size = ("--nodes", job.nodes, "--ranks-per-node", job.ranks // job.nodes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -157,6 +157,27 @@ def _check_job(wanted: submission.Wanted) -> None:
     request, run_dir = submission.plan_job(wanted)
     if request.command[0] == "run" and run_dir and "--resume" not in request.command:
         check_place(run_dir, InterruptionConfig())
+    if run_dir:
+        _check_queue(run_dir, resumes="--resume" in submission.divided(wanted.command)[0])
+
+
+def _check_queue(run_dir: Path, *, resumes: bool) -> None:
+    """Raise UsageError if another job in the queue has the run directory; warn if this one continues its run."""
+    from hpcdl.cluster.batch import jobs
+
+    if (found := jobs.still_queued(run_dir)) is None:
+        return
+    job, state = found
+    if not resumes:
+        raise UsageError(
+            f"--run-dir {run_dir}: job {job.number} ({state}) has it too; choose another, or first "
+            f"`hpcdl cancel {job.number}`"
+        )
+    after = f": --batch-option=--dependency=afterany:{job.number}" if job.system == "slurm" else ""
+    say(
+        f"warning: job {job.number} ({state}) has the same run directory, and this job fails if it starts before that "
+        f"one has ended; let it wait{after}"
+    )
 
 
 def _check(trial: list[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.cluster.batch.script import CANCELLED
-from hpcdl.cluster.batch.systems import ENDED, InQueue, call, find_system
+from hpcdl.cluster.batch.systems import ENDED, WAITING, InQueue, call, find_system
 from hpcdl.core.errors import CorruptError, HpcdlError, UsageError
 from hpcdl.core.paths import user_cache_folder
 from hpcdl.core.records.run_record import (
@@ -143,6 +143,19 @@ def asked_too_much(job: Job) -> str:
     with contextlib.suppress(HpcdlError):
         return doubt_of(job, find_system(job.system).look(job.number)) if job.system == "slurm" else ""
     return ""
+
+
+_LATEST = 5
+
+
+def still_queued(run_dir: Path) -> tuple[Job, str] | None:
+    """Return the newest job of this run directory that waits or runs, with its state."""
+    place = str(run_dir.absolute())
+    for job in [job for job in reversed(known_jobs()) if job.run_dir == place][:_LATEST]:
+        with contextlib.suppress(HpcdlError):
+            if (state := find_system(job.system).state(job.number)) in (*WAITING, "running"):
+                return job, state
+    return None
 
 
 def doubt_of(job: Job, queued: InQueue) -> str:

@@ -39,7 +39,7 @@ from hpcdl.predict.messages import coded_bytes_of
 from hpcdl.predict.network import Network
 from hpcdl.report.analysis.settings import COSTLY, value_of
 from hpcdl.report.runs.findings import TracedRun
-from hpcdl.report.runs.run import Run, contradictions, positive, rates_in_order
+from hpcdl.report.runs.run import SLOW, Run, contradictions, positive, rates_in_order, slow_worker, unsteady
 from hpcdl.run.rundir import MODEL_FILE
 from hpcdl.run.trained_data import made_up_data
 from hpcdl.strategies.table import ALIASES, STRATEGIES
@@ -301,6 +301,13 @@ def _mixed(runs: Sequence[Run]) -> Iterator[str]:
         yield f"runs on several data sets are taken as one: {listed(list(contents.values()))}"
     if len(versions := sorted({run.version for run in runs} - {""})) > 1:
         yield f"runs of several versions are taken as one: {listed(versions)}"
+    if texts := [text for run in runs if (text := unsteady(run))]:
+        yield f"steps changed their speed during {counted(len(texts), 'run')}; the mean counts: {listed(texts, 3)}"
+    if texts := [text for run in runs if (text := slow_worker(run))]:
+        yield (
+            f"one worker computed {SLOW:g} times as long as the others or longer in {counted(len(texts), 'run')}, as on"
+            f" a slow node; it counts as usual: {listed(texts, 3)}"
+        )
     machines = {run.machine for run in runs}
     if "" in machines and len(machines) > 1:
         unnamed = sum(not run.machine for run in runs)

@@ -14,6 +14,7 @@ from hpcdl.models.table import MODELS
 from hpcdl.predict.answer import Question, answer
 from hpcdl.predict.jobs import lengths_of
 from hpcdl.report.analysis.analyse import analyse
+from hpcdl.report.runs.run import SlowWorker
 from hpcdl.report.runs.sources import Gathered
 from tests.conftest import CommandLine
 from tests.predict.clusters import SEED, make_cluster, true_step, write_study
@@ -146,6 +147,13 @@ def test_what_few_runs_cannot_show_is_reported() -> None:
     assert "run-2-602 (602 images/s, 1,806 by its steps of 64)" in edited and "run-2-600" not in edited
     (caveat,) = [line for line in analyse(Gathered(runs=runs)).warnings if "contradict" in line]
     assert caveat.startswith("1 record contradicts itself, kept in every mean") and "run-2-602" in caveat
+    slow = SlowWorker(rank=1, host="node1", beyond_s=0.1, factor=2.4)
+    odd = [dataclasses.replace(run, first_and_last_steps=(0.1, 0.2), slowest=slow) for run in runs[:1]]
+    reported = answer(Question(nodes=(2,), strategies=("ring",)), [*odd, *runs[1:]]).warnings
+    assert "steps changed their speed during 1 run; the mean counts: run-1-320 100 ms to 200 ms" in reported
+    assert any(
+        "one worker computed 1.5 times" in line and "run-1-320 rank 1 on node1 2.4 x" in line for line in reported
+    )
     crowded = [dataclasses.replace(run, nodes=1, cores_per_node=1) for run in runs]
     reported = answer(Question(nodes=(1,), strategies=("ring",)), crowded).warnings
     assert any(line.startswith("workers shared processors") and "run-2-600" in line for line in reported)

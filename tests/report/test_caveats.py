@@ -90,7 +90,7 @@ def test_efficiencies_that_hardly_rise_are_no_caveat(rates: tuple[float, ...]) -
 )
 def test_steps_that_change_their_speed_in_a_run_are_reported(steps: list[float], told_of: bool) -> None:
     run = as_run(make_record(1, 1600.0, step_seconds=steps, steps=len(steps)), "one")
-    assert any("one 20 ms, then 40 ms" in line or "one 40 ms, then 20 ms" in line for line in told([run])) is told_of
+    assert any("one 20 ms to 40 ms" in line or "one 40 ms to 20 ms" in line for line in told([run])) is told_of
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,21 @@ from statistics import median
 
 from hpcdl.core.records.run_record import FAILED, LOST, STOPPED, is_measured
 from hpcdl.core.statistics import drift, outliers, welch_log_ratio
-from hpcdl.core.units import counted, format_seconds, listed
+from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.names import point_name
 from hpcdl.report.analysis.scaling import Curve, with_base_of
 from hpcdl.report.analysis.settings import settings_of_runs, trifling_differences
 from hpcdl.report.document import number
-from hpcdl.report.runs.run import EMULATED, Run, contradictions, learned_apart, rates_in_order
+from hpcdl.report.runs.run import (
+    EMULATED,
+    SLOW,
+    Run,
+    contradictions,
+    learned_apart,
+    rates_in_order,
+    slow_worker,
+    unsteady,
+)
 
 UNFINISHED = "did not finish"
 
@@ -119,17 +128,9 @@ def _drifting(curves: Sequence[Curve]) -> Iterable[str]:
         )
 
 
-_UNSTEADY = 1.5
-
-
 def _unsteady(runs: Sequence[Run]) -> Iterable[str]:
     """Report runs whose steps changed meanwhile: their mean is of two speeds, and all repeats may have it alike."""
-    texts = []
-    for run in runs:
-        first_s, last_s = run.first_and_last_steps or (0.0, 0.0)
-        if run.usable and min(first_s, last_s) > 0 and max(first_s, last_s) > _UNSTEADY * min(first_s, last_s):
-            texts.append(f"{run.name} {format_seconds(first_s)}, then {format_seconds(last_s)}")
-    if texts:
+    if texts := [text for run in runs if (text := unsteady(run))]:
         yield (
             f"steps of {counted(len(texts), 'run')} changed their speed during the run (its first and last third), so"
             " that a mean depends on the number of steps; look for a longer warm-up, heat, or other programs:"
@@ -137,21 +138,11 @@ def _unsteady(runs: Sequence[Run]) -> Iterable[str]:
         )
 
 
-_SLOW = 1.5
-_LEAST_OF_STEP = 0.1
-
-
 def _slow_workers(runs: Sequence[Run]) -> Iterable[str]:
     """Report workers that compute much longer than the others, as on a slow node."""
-    texts = []
-    for run in runs:
-        slow = run.slowest
-        if run.usable and slow and slow.factor > _SLOW and slow.beyond_s > _LEAST_OF_STEP * (run.step_seconds or 0.0):
-            where = f" on {slow.host}" if slow.host else ""
-            texts.append(f"{run.name} rank {slow.rank}{where} {slow.factor:.1f} x")
-    if texts:
+    if texts := [text for run in runs if (text := slow_worker(run))]:
         yield (
-            f"one worker computes {_SLOW:g} times as long as the others or longer in {counted(len(texts), 'run')}, kept"
+            f"one worker computes {SLOW:g} times as long as the others or longer in {counted(len(texts), 'run')}, kept"
             " in every mean; `hpcdl trace RUN` shows the likely cause, `hpcdl doctor --nodes all` compares nodes:"
             f" {listed(texts, 3)}"
         )

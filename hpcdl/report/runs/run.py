@@ -13,7 +13,7 @@ from typing import Any
 
 from hpcdl.core.records.run_record import PARTS, HistoryPoint, RankRecord, RunRecord, is_measured
 from hpcdl.core.statistics import mean_of_known, quantiles
-from hpcdl.core.units import IMAGES, counted
+from hpcdl.core.units import IMAGES, counted, format_seconds
 
 MODES = ("weak", "strong", "scale-up")
 
@@ -165,6 +165,30 @@ def contradictions(runs: Sequence[Run]) -> list[str]:
             text = f"{rate:,.4g} {run.counted}/s, {batch / step:,.4g} by its steps of {batch}"
             lines.append(f"{run.name} ({text})")
     return lines
+
+
+_UNSTEADY = 1.5
+SLOW = 1.5
+"""How many times as long as the others a worker computes, to be called slow."""
+_LEAST_OF_STEP = 0.1
+
+
+def unsteady(run: Run) -> str:
+    """Return the name of a run whose steps changed their speed meanwhile, with both speeds; empty for others."""
+    first_s, last_s = run.first_and_last_steps or (0.0, 0.0)
+    if not run.usable or max(first_s, last_s) <= _UNSTEADY * min(first_s, last_s) or min(first_s, last_s) <= 0:
+        return ""
+    return f"{run.name} {format_seconds(first_s)} to {format_seconds(last_s)}"
+
+
+def slow_worker(run: Run) -> str:
+    """Return the name of a run with a worker that computes much longer than the others, and where; else empty."""
+    slow = run.slowest
+    if not run.usable or slow is None or slow.factor <= SLOW:
+        return ""
+    if slow.beyond_s <= _LEAST_OF_STEP * (run.step_seconds or 0.0):
+        return ""
+    return f"{run.name} rank {slow.rank}{f' on {slow.host}' if slow.host else ''} {slow.factor:.1f} x"
 
 
 def learned_apart(runs: Sequence[Run]) -> list[Run]:

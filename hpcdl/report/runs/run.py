@@ -344,17 +344,19 @@ def _step_seconds_p95(record: RunRecord) -> float | None:
 
 
 _FEWEST_TO_DIVIDE = 30
-_MOST_TO_SORT = 300
-"""Steps of a third that its median looks at: thousands of runs of 10,000 steps each are read within seconds."""
+_MOST_LOOKED_AT = 50
+"""Steps of a third that its median looks at: thousands of runs are read within seconds."""
 
 
 def _first_and_last_steps(record: RunRecord) -> tuple[float, float] | None:
-    steps = _warm_steps(record)
-    if len(steps) < _FEWEST_TO_DIVIDE:
+    """Return the median of the first and of the last third of the steps after warm-up; None for few steps."""
+    third = (len(record.step_seconds) - record.warmup_steps) // 3
+    if 3 * third < _FEWEST_TO_DIVIDE:
         return None
-    third = len(steps) // 3
-    stride = third // _MOST_TO_SORT + 1
-    return median(steps[:third:stride]), median(steps[-third::stride])
+    stride = third // _MOST_LOOKED_AT + 1
+    first = record.step_seconds[record.warmup_steps : record.warmup_steps + third : stride]
+    thirds = [list(filter(isfinite, own)) for own in (first, record.step_seconds[-third::stride])]
+    return (median(thirds[0]), median(thirds[1])) if all(thirds) else None
 
 
 def _warm_steps(record: RunRecord) -> list[float]:

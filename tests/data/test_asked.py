@@ -461,6 +461,20 @@ def test_masks_in_files_that_are_black_and_white_are_shown(white: int, line: str
     assert line in reported if line else "different numbers" not in reported
 
 
+@pytest.mark.parametrize(("second", "said"), [((1, 0, 2), True), ((0, 1, 2), False), ((0, 1), False)])
+def test_masks_with_other_palettes_are_said(second: tuple[int, ...], said: bool, tmp_path: Path) -> None:
+    """A palette may be longer in one mask than in another; each colour has one number all the same."""
+    for number, order in enumerate(((0, 1, 2), second)):
+        mask = Image.fromarray((np.arange(36).reshape(6, 6) % len(order)).astype(np.uint8))
+        mask.putpalette(COLOURS[list(order)].tobytes())
+        for folder, picture in (("images", Image.fromarray(np.full((6, 6, 3), number, np.uint8))), ("masks", mask)):
+            (tmp_path / "s" / folder).mkdir(parents=True, exist_ok=True)
+            picture.save(tmp_path / "s" / folder / f"{number}.png")
+    flags = {"input": ("images=image",), "target": ("masks=mask",)}
+    remarks = dry_run(request(tmp_path / "s", tmp_path / "out", **flags)).facts.remarks
+    assert any(line.startswith("mask: 0 has the palette's colour (0, 0, 0) in 0.png") for line in remarks) == said
+
+
 @pytest.mark.parametrize("kind", ["csv", "hdf5"])
 def test_quantities_of_images_stay_quantities(kind: str, tmp_path: Path) -> None:
     wanted = {number: number * 0.25 + 0.125 for number in range(12)}

@@ -32,7 +32,7 @@ from hpcdl.data.sources.base.splits import (
 )
 from hpcdl.data.sources.base.values import LOOKED_AT
 from hpcdl.data.sources.checks.numbers import colours_as_classes, is_other_aspect, mask_with_gaps
-from hpcdl.data.sources.layouts.images import PictureField, decode_mask, image_head
+from hpcdl.data.sources.layouts.images import PictureField, colours_used, decode_mask, image_head
 
 _PICTURES = re.compile(r"(?:jpeg|png)?(?:images?|imgs?|photos?|pictures?|frames?)|inputs?|rgb|scans?|raws?")
 _MASKS = re.compile(
@@ -426,6 +426,7 @@ class PicturePairs:
                 *_remarks_on(targets, all_pairs),
                 *_unfit(all_pairs, crops=self._spec.image_size is not None),
                 *_odd_masks(fields[1], [second for _, second in all_pairs]),
+                *_other_palettes(fields[1].name, [second for _, second in all_pairs]),
                 *out.lines(),
             ],
         )
@@ -535,6 +536,21 @@ def _odd_masks(item: Field, files: Sequence[Path]) -> list[str]:
 
     line = mask_with_gaps(item.name, masks()) if len(item.shape) == 2 else colours_as_classes(item, masks())
     return [line] if line else []
+
+
+def _other_palettes(name: str, files: Sequence[Path]) -> list[str]:
+    """Return a remark if two masks have different colours for one number, which names another class in each then."""
+    first: dict[int, tuple[Path, tuple[int, ...]]] = {}
+    for path in files[:: -(-len(files) // LOOKED_AT)]:
+        with contextlib.suppress(UnreadableSample):  # the writing finds it again and follows --on-error
+            for number, colour in colours_used(_content(path)[1]).items():
+                other, expected = first.setdefault(number, (path, colour))
+                if colour != expected:
+                    return [
+                        f"{name}: {number} has the palette's colour {expected} in {other.name}, and {colour} in "
+                        f"{path.name}: one class or two? Masks keep their numbers: save all with one palette"
+                    ]
+    return []
 
 
 def _unfit(pairs: Sequence[_Pair], *, crops: bool) -> list[str]:

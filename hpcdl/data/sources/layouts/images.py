@@ -267,6 +267,16 @@ def decode_mask(content: Content, *, size: tuple[int, int] | None) -> npt.NDArra
     return array.astype(np.uint8) if array.dtype == np.bool_ else array.astype(array.dtype.newbyteorder("="))
 
 
+def colours_used(content: Content) -> dict[int, tuple[int, ...]]:
+    """Return the colour that the palette of an image file has for each number that is in it; empty without palette."""
+    with _opened(content) as image:
+        if image.mode != "P":
+            return {}
+        palette = np.array(image.getpalette("RGB"), np.uint8).reshape(-1, 3)
+        numbers = np.unique(np.asarray(image)).tolist()
+    return {number: tuple(palette[number].tolist()) for number in numbers if number < len(palette)}
+
+
 def picture(content: Content, *, mask: bool) -> npt.NDArray[Any]:
     """Return the pixels of an image file that is a field beside others: colours, or with `mask` the file's numbers."""
     if mask:

@@ -153,6 +153,23 @@ def test_parquet_of_images_as_hugging_face_saves_them(tmp_path: Path) -> None:
     assert {image.tobytes(): int(label) for image, label in zip(found, labels, strict=True)} == wanted
 
 
+@pytest.mark.parametrize("fields", [{"input": "image=x", "target": "label=y"}, {}])
+@pytest.mark.parametrize("folder", ["one split", "two"])
+def test_classes_that_hugging_face_numbers_in_two_ways_are_refused(fields: Any, folder: str, tmp_path: Path) -> None:
+    """Each file of a Parquet data set lists its own names of classes."""
+    files = ("train-1", "train-2") if folder == "one split" else ("train", "test")
+    images = [{"bytes": png(one), "path": None} for one in pixels(6, (5, 4, 3))]
+    for name, words in zip(files, (["cat", "dog"], ["dog", "cat"]), strict=True):
+        features = json.dumps({"info": {"features": {"label": {"names": words, "_type": "ClassLabel"}}}})
+        table = pa.table({"image": images, "label": [0, 1] * 3}).replace_schema_metadata({"huggingface": features})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    with pytest.raises(UsageError, match=r"label: enumerations differ: 0 is '(cat|dog)' in one file, 0 is"):
+        make(tmp_path, tmp_path / "out", **fields)
+    (tmp_path / f"{files[1]}.parquet").unlink()
+    manifest = make(tmp_path, tmp_path / "out", **fields)
+    assert (manifest.fields[-1].class_names if fields else manifest.class_names) == ("cat", "dog")
+
+
 def test_parquet_columns_of_views_are_read_as_those_of_the_plain_type(tmp_path: Path) -> None:
     images = pixels(6, (5, 4, 3))
     columns = {

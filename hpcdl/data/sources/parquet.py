@@ -21,6 +21,7 @@ from hpcdl.data.sources.base.glance import files_of, folders_of, is_image_head
 from hpcdl.data.sources.base.placed import PlacedArray, TableColumn
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts
 from hpcdl.data.sources.base.splits import SPLIT_WORDS, leaves_out_split
+from hpcdl.data.sources.layouts.arrays import one_enumeration
 from hpcdl.data.sources.layouts.columns import ColumnSource
 from hpcdl.data.sources.layouts.flat import EncodedFiles, files_by_split, is_made_of, remarks_on_files
 from hpcdl.data.sources.layouts.gathered import GatheredArray
@@ -48,9 +49,12 @@ class _Table:
         twice = next((name for name in schema.names if schema.names.count(name) > 1), None)
         if twice is not None:
             raise SourceError(f"{paths[0]} has two columns called {shown(twice)}; rename one")
+        self._features = [_features(schema)]
         for path in paths[1:]:
             with source.understood(path):
                 other = self._file(path).schema_arrow
+            if (features := _features(other)) not in self._features:
+                self._features.append(features)
             if not other.equals(schema):
                 odd = next((field.name for field in other if field not in schema), "their order")
                 raise SourceError(f"{path} has other columns, or types, than {paths[0].name} ({shown(odd)})")
@@ -62,6 +66,10 @@ class _Table:
     def names(self) -> list[str]:
         """The names of the columns."""
         return list(self.schema.names)
+
+    def called(self, name: str, where: str) -> Mapping[int, str]:
+        """Return what Hugging Face calls the classes of a column, by number; SourceError if files differ."""
+        return one_enumeration([_class_names(features, name) for features in self._features], where)
 
     def shown_row(self, number: int) -> str:
         """Return the name of a row for messages; rows are counted over all files."""
@@ -239,7 +247,8 @@ class ParquetSource(ColumnSource):
                     numbers = chunk.cast("float64") if holes else chunk
                 yield numbers.to_numpy(zero_copy_only=False)
 
-        return dataclasses.replace(self.written(values()), filled=holes)
+        called = table.called(name, f"{self._location}: {name}")
+        return dataclasses.replace(self.written(values()), filled=holes, called=called)
 
     def _placed_column(self, table: _Table, name: str) -> PlacedArray:
         """Return text, images or lists of numbers; SourceError for other types and for missing values."""
@@ -369,7 +378,9 @@ class ParquetSource(ColumnSource):
                 listed.add_file(split, path, self._unpacked(table, image, label, file))
         self.named.update(schema.names)
         unused = [name for name in schema.names if name not in (image, label, "split")]
-        facts = listed.facts(_class_names(schema, label))
+        where = f"{self._location}: {label}"
+        called = one_enumeration([table.called(label, where) for table in tables.values()], where)
+        facts = listed.facts([called[number] for number in sorted(called)])
         return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks_on_unused(unused, self._spec, "column")])
 
     def _unpacked(self, table: _Table, image: str, label: str, file: BinaryIO) -> Iterator[tuple[int, int, Any]]:
@@ -413,14 +424,19 @@ def _is_plain_text(content: bytes) -> bool:
     return False
 
 
-def _class_names(schema: Any, label: str) -> list[str]:
-    """Return the class names that Hugging Face data sets store for a column; empty if there are none."""
+def _features(schema: Any) -> dict[str, Any]:
+    """Return what Hugging Face data sets store about their columns, by name; empty if there is nothing."""
     try:
         features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
-        names = features[label]["names"]
     except (ValueError, KeyError, TypeError):
-        return []
-    return [str(name) for name in names] if isinstance(names, list) else []
+        return {}
+    return features if isinstance(features, dict) else {}
+
+
+def _class_names(features: Mapping[str, Any], column: str) -> dict[int, str]:
+    own = features.get(column)
+    names = own.get("names") if isinstance(own, dict) else None
+    return dict(enumerate(map(str, names))) if isinstance(names, list) else {}
 
 
 def _pyarrow() -> tuple[Any, Any]:

@@ -238,7 +238,11 @@ def _named(labels: set[Any], names: Sequence[str], where: str) -> tuple[Sequence
     if not names:
         return numbered(np.array(sorted(labels), np.int64))
     if labels and not 0 <= min(labels) <= max(labels) < len(names):
-        raise SourceError(f"{where}: labels go from {min(labels)} to {max(labels)}, but there are {len(names)} classes")
+        none = "; -1 may stand for no label: leave such a split out (--leave-out test), or take these samples out"
+        raise SourceError(
+            f"{where}: labels go from {min(labels)} to {max(labels)}, but there are {len(names)} classes"
+            f"{none if min(labels) == -1 else ''}"
+        )
     return names, []
 
 

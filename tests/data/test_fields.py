@@ -259,10 +259,23 @@ def saved(**given_: Any) -> Callable[[Path], Path]:
     return save
 
 
+def jpeg_files(folder: Path) -> Path:
+    """Write images as lists of their files' bytes, which are of unequal length."""
+    with h5py.File(folder / "a.h5", "w") as file:
+        lists = file.create_dataset("images", (80,), h5py.vlen_dtype(np.uint8))
+        for number in range(80):
+            lists[number] = np.frombuffer(b"\xff\xd8\xff\xe0" + bytes(20 + number % 3), np.uint8)
+        file["labels"] = np.arange(80) % 2
+    return folder / "a.h5"
+
+
 X, Y = np.ones((80, 5), np.float32), np.linspace(0, 1, 80)
+PADDED = np.frombuffer(b"\x89PNG\r\n\x1a\n".ljust(30, b"\0") * 80, np.uint8).reshape(80, 30)
 HOLED = np.where(np.arange(80) == 7, np.nan, Y)
 WRONG: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
     "unequal counts": (saved(x=X, y=Y[:70]), {}, r"unequal numbers of samples \(x 80, y 70\)"),
+    "images as files": (jpeg_files, {}, r"images holds image files \(JPEG, PNG, ...\), whose bytes are no pixels"),
+    "images as files, padded": (saved(x=PADDED, y=Y), {}, "x holds image files"),
     "no samples": (saved(x=X[:0], y=Y[:0]), {}, "holds no samples"),
     "an empty field": (saved(x=X[:, :0], y=Y), {}, "at least one value"),
     "Python objects": (saved(x=np.array([[1], [1, 2]], object), y=Y[:2]), {}, "Python objects"),

@@ -21,10 +21,10 @@ from hpcdl.data.sources.base.glance import files_of, folders_of, is_image_head
 from hpcdl.data.sources.base.placed import PlacedArray, TableColumn
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts
 from hpcdl.data.sources.base.splits import SPLIT_WORDS, leaves_out_split
-from hpcdl.data.sources.layouts.arrays import one_enumeration
 from hpcdl.data.sources.layouts.columns import ColumnSource
 from hpcdl.data.sources.layouts.flat import EncodedFiles, files_by_split, is_made_of, remarks_on_files
 from hpcdl.data.sources.layouts.gathered import GatheredArray
+from hpcdl.data.sources.layouts.targets import one_enumeration
 
 _SUFFIXES = (".parquet", ".pq")
 # pandas writes the index of a table as such a column, which is no data.

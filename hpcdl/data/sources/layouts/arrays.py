@@ -19,6 +19,7 @@ from hpcdl.core.errors import SourceError
 from hpcdl.core.units import counted
 from hpcdl.data.format.manifest import DTYPES, Field
 from hpcdl.data.sources.base.chosen import choose, divided, remarks_on_unused
+from hpcdl.data.sources.base.glance import is_image_head
 from hpcdl.data.sources.base.labels import (
     CLASS_LISTS,
 )
@@ -35,6 +36,9 @@ from hpcdl.data.sources.checks.pairing import ask_of_order, copies_of_targets, o
 from hpcdl.data.sources.layouts.flat import MOST_ARRAY_BYTES, FlatFiles, add_numbered, stamp_of
 from hpcdl.data.sources.layouts.samples import Placed, check_counts, samples_of
 from hpcdl.data.sources.layouts.targets import Target
+
+_FILES_SEEN, _HEAD_BYTES = 8, 16
+"""Samples whose first bytes are looked at: all of them begin like image files if they are such."""
 
 
 class FieldSource:
@@ -302,6 +306,7 @@ class FieldSource:
             raise SourceError(f"{where} holds {dtype}; {_remedy(first.dtype)}")
         if min(first.shape[1:], default=1) < 1:
             raise SourceError(f"{where} has the shape {first.shape}; a sample needs at least one value")
+        _check_are_numbers(where, first)
         if role == "target":
             target = Target(name, path, arrays, self._spec)
             classes = target.as_classes(self.written, remarks, alone=len(self.masks) == 1)
@@ -364,6 +369,20 @@ def _remarks_of(parts: Sequence[PlacedArray]) -> list[str]:
     return [
         line if count == len(parts) else f"{line}, in {count} of {len(parts)} parts" for line, count in counts.items()
     ]
+
+
+def _check_are_numbers(where: str, array: PlacedArray) -> None:
+    """Raise SourceError for lists of bytes that are image files, whose bytes are no pixels."""
+    if array.dtype != np.uint8 or array.text or not array.stored or len(array.shape) != (1 if array.offsets else 2):
+        return
+    firsts = array.starts[:_FILES_SEEN].tolist() if array.offsets else range(min(_FILES_SEEN, array.num_samples))
+    end = array.shape[0]
+    heads = [array.rows(at, min(_HEAD_BYTES, end - at) if array.offsets else 1).tobytes() for at in firsts if at < end]
+    if heads and all(is_image_head(head[:_HEAD_BYTES]) for head in heads):
+        raise SourceError(
+            f"{where} holds image files (JPEG, PNG, ...), whose bytes are no pixels: save arrays of pixels, write the "
+            "files into a folder for each class, or give a reader that decodes them (--reader FILE.py:NAME)"
+        )
 
 
 def _zeros(count: int) -> Iterator[Array]:

@@ -1033,3 +1033,32 @@ def test_targets_of_another_size_than_outputs_are_shown(factor: Any, line: str, 
     flags = {"input": "x=x", "target": "y=y", "normalise": "mean-std"}
     reported = " ".join(make(tmp_path / "a.npz", tmp_path / "out", **flags).understood)
     assert line in reported if line else not reported
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            "schön".encode().decode("cp1252"),
+            "'schÃ¶n' seems to be text read in another encoding than UTF-8 ('Ã¶' for 'ö')",
+        ),
+        ("it’s".encode().decode("latin-1"), "seems to be text read in another encoding than UTF-8"),
+        ("да".encode().decode("latin-1"), "seems to be text read in another encoding than UTF-8"),
+        ("sch\ufffdn", "'sch\ufffdn' has lost a letter"),
+        ("SÃO, Â, « café »", ""),
+        ("да 日本", ""),
+    ],
+)
+@pytest.mark.parametrize("kind", ["text", "words", "classes"])
+def test_texts_in_a_wrong_encoding_are_said(text: str, line: str, kind: str, tmp_path: Path) -> None:
+    words = [(text, "good", "fine")[number % 3] for number in range(30)]
+    rows = [f'"{word}",{number % 2},{number / 7}' for number, word in enumerate(words)]
+    (tmp_path / "s.csv").write_text("\n".join(["a,b,c", *rows, ""]))
+    flags = {
+        "text": {"input": ("a=a",), "target": ("b=b",)},
+        "words": {"target": ("b",), "categories": ("a=codes",)},
+        "classes": {"input": ("c=c",), "target": ("a=a",)},
+    }
+    plan = dry_run(request(tmp_path / "s.csv", tmp_path / "out", **flags[kind]))
+    found = [own for own in plan.facts.remarks if "encoding" in own]
+    assert (len(found) == 1 and line in found[0]) if line else not found, plan.facts.remarks

@@ -11,7 +11,7 @@ import numpy as np
 
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.units import counted
-from hpcdl.data.sources.base.labels import missing_among, question_of_words
+from hpcdl.data.sources.base.labels import misread, missing_among, question_of_words
 from hpcdl.data.sources.base.source import SourceFacts
 from hpcdl.data.sources.base.splits import some
 from hpcdl.data.write.division import Counts
@@ -134,7 +134,7 @@ def remarks_on_counts(names: Sequence[str], counts: Mapping[str, Counts]) -> lis
 
     `counts` are by split and class.
     """
-    remarks, total = [], np.sum([*counts.values()], 0)
+    remarks, total = [f"classes: {line}" for line in [misread(names)] if line], np.sum([*counts.values()], 0)
     empty = np.flatnonzero(total == 0).tolist()
     if empty:
         remarks.append(f"{len(empty)} of {len(names)} classes have no sample: {some(names[at] for at in empty)}")

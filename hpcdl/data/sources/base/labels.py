@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -34,6 +35,12 @@ _MISSING_AS_WRITTEN = frozenset({"NA", "None"})
 MOST_CLASSES = 1_000_000
 CLASS_LISTS = ("class_names", "classes", "label_names", "target_names", "class_labels", "category_names", "categories")
 """Names of arrays that list the classes of integer labels."""
+
+
+_LATIN, _AROUND, _LOST = 256, 20, "\ufffd"
+_HIGH = "[\x80-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]"
+_MISREAD = re.compile(f"[ÂÃ]{_HIGH}|â{_HIGH}{{2}}|(?:[ÐÑ]{_HIGH}){{2,}}")
+"""Bytes of UTF-8 as Windows' encoding or Latin-1 shows them: of Western letters, of quotes, and of Cyrillic letters."""
 
 
 def numbered(labels: Array) -> tuple[list[str], list[str]]:
@@ -92,6 +99,32 @@ def words_among_numbers(values: Iterable[str]) -> list[str]:
 def missing_among(names: Iterable[str]) -> list[str]:
     """Return the names that usually stand for a missing value."""
     return [name for name in names if name.strip().lower() in _MISSING or name.strip() in _MISSING_AS_WRITTEN]
+
+
+def misread(texts: Iterable[str]) -> str:
+    """Return the remark that texts were read in another encoding than UTF-8, or lost letters; empty if none was."""
+    for text in texts:
+        if _LOST in text:
+            odd = _excerpt(text, text.index(_LOST))
+            return f"{odd} has lost a letter: was it read in another encoding than its own? Write it again as UTF-8"
+        for run in _MISREAD.finditer(text):
+            with suppress(UnicodeError):
+                letters = b"".join(_byte_of(letter) for letter in run[0]).decode()
+                return (
+                    f"{_excerpt(text, run.start())} seems to be text read in another encoding than UTF-8 "
+                    f"({shown(run[0])} for {shown(letters)}): write it again as UTF-8"
+                )
+    return ""
+
+
+def _byte_of(letter: str) -> bytes:
+    """Return the byte of a letter in Windows' encoding, which has a few fewer than Latin-1."""
+    return letter.encode("latin-1" if ord(letter) < _LATIN else "cp1252")
+
+
+def _excerpt(text: str, at: int) -> str:
+    first = text.rfind(" ", 0, at) + 1
+    return shown(text[max(first, at - _AROUND) :].split(maxsplit=1)[0][: 2 * _AROUND])
 
 
 def question_of_words(names: Sequence[str]) -> str:

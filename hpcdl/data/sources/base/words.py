@@ -10,7 +10,7 @@ import numpy as np
 from hpcdl.core.errors import SourceError, UsageError, shown
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.manifest import CODINGS, Categories
-from hpcdl.data.sources.base.labels import missing_among
+from hpcdl.data.sources.base.labels import misread, missing_among
 from hpcdl.data.sources.base.placed import PlacedArray
 from hpcdl.data.sources.base.source import Array
 from hpcdl.data.sources.base.splits import some, typed
@@ -125,6 +125,7 @@ def remarks_on(kept: Categories, field: str) -> str:
         if odd
         else ""
     )
+    doubt += f"; {line}" if (line := misread(kept.words)) else ""
     return f"{field}: the words of {shown(kept.column)} as {what} {', '.join(names)}{more}{doubt}"
 
 

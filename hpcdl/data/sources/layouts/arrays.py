@@ -22,6 +22,7 @@ from hpcdl.data.sources.base.chosen import choose, divided, remarks_on_unused
 from hpcdl.data.sources.base.glance import is_image_head
 from hpcdl.data.sources.base.labels import (
     CLASS_LISTS,
+    misread,
 )
 from hpcdl.data.sources.base.names import names_group
 from hpcdl.data.sources.base.placed import STRINGS, ArrayGroup, PlacedArray
@@ -39,6 +40,9 @@ from hpcdl.data.sources.layouts.targets import Target
 
 _FILES_SEEN, _HEAD_BYTES = 8, 16
 """Samples whose first bytes are looked at: all of them begin like image files if they are such."""
+
+
+_TEXTS_SEEN = 1000
 
 
 class FieldSource:
@@ -326,6 +330,8 @@ class FieldSource:
                     f"{name}: samples are {lengths.min()} to {lengths.max()} long, and zeros fill them{nothing}"
                 )
         kind = "text" if first.text else "numbers"
+        if first.text and (line := misread(next(first.string_chunks(), ())[:_TEXTS_SEEN])):
+            remarks.append(f"{name}: {line}")
         return Field(name=name, role=role, dtype=dtype, shape=shape, kind=kind, variable=variable), arrays
 
     def _alike(self, array: PlacedArray, filled: PlacedArray) -> PlacedArray:

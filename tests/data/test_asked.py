@@ -1062,3 +1062,27 @@ def test_texts_in_a_wrong_encoding_are_said(text: str, line: str, kind: str, tmp
     plan = dry_run(request(tmp_path / "s.csv", tmp_path / "out", **flags[kind]))
     found = [own for own in plan.facts.remarks if "encoding" in own]
     assert (len(found) == 1 and line in found[0]) if line else not found, plan.facts.remarks
+
+
+LENGTHS = np.arange(40) % 30 + 5
+WITHIN = (np.arange(40) < LENGTHS[:, None]).astype(np.float32)
+SERIES = RANDOM.normal(5, 1, (40, 40, 3))
+
+
+@pytest.mark.parametrize(
+    ("x", "line"),
+    [
+        (SERIES * WITHIN[..., None], "x: 0 fills the ends of 40 of 40 samples looked at (5 to 34 of 40 are others)"),
+        (SERIES[..., 0] * WITHIN[:, ::-1], "x: 0 fills the beginnings of 40 of 40"),
+        (np.where(WITHIN, SERIES[..., 0], -1), "x: -1 fills the ends of 40"),
+        (SERIES, ""),
+        (np.maximum(SERIES - 5, 0)[..., 0], ""),  # zeros everywhere
+        (np.pad(np.ones((40, 20, 20), np.float32), ((0, 0), (10, 10), (10, 10))), ""),  # pictures with a margin
+        (RANDOM.poisson(20 * np.exp(-np.arange(60) / 8), (40, 60)), ""),  # histograms
+    ],
+)
+def test_padding_of_series_is_said(x: Any, line: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "s.npz", x=x, y=np.arange(40) / 7)
+    remarks = dry_run(request(tmp_path / "s.npz", tmp_path / "out")).facts.remarks
+    found = [own for own in remarks if "padding?" in own]
+    assert (len(found) == 1 and line in found[0]) if line else not found, remarks

@@ -32,6 +32,9 @@ _COMPARED, _READ, _FEW = 32, 1 << 22, 10
 """Windows of a split that are searched in train, the values of train that are read, and the part (one in _FEW) that a
 border in time may share."""
 _FEWEST_EMPTY = 10
+_PADDED, _SHORTEST_PADDED, _FEWEST_LENGTHS, _RARE = 64, 8, 4, 0.01
+"""Series that are looked at for padding, the length from which on they are, the different lengths that they must have,
+and the part of their own values that may be like the padding."""
 _COLOURS_DRAWN = 1 << 16
 """Most pixels of a piece of masks whose colours are counted."""
 _MOST_ROWS = 1 << 14
@@ -50,6 +53,7 @@ def doubts(field: Field, arrays: Sequence[PlacedArray], splits: Sequence[str]) -
             marks_of_missing(field, arrays),
             mixed_units(field, arrays) or scales_apart(field, arrays, splits),
             windows_shared(field, arrays, splits),
+            padding(field, arrays),
         )
         if line
     ]
@@ -288,6 +292,38 @@ def step_of_windows(facts: SourceFacts) -> int:
         return 0
     steps = range(1, length - _LEAST_OVERLAP + 1)
     return next((step for step in steps if np.array_equal(rows[:-1, step:], rows[1:, : length - step])), 0)
+
+
+def padding(field: Field, arrays: Sequence[PlacedArray]) -> str:
+    """Describe the number that fills series of one length behind their own ends, or before; empty if none does.
+
+    Within a series it is rare, and samples have different numbers of it.
+    """
+    length, width = field.shape[0] if field.shape else 0, math.prod(field.shape[1:])
+    if field.kind != "numbers" or len(field.shape) > 2 or length < _SHORTEST_PADDED or not all(map(_is_plain, arrays)):
+        return ""
+    if np.dtype(field.dtype).kind not in "fiu" or (len(field.shape) > 1 and field.dtype == "uint8"):
+        return ""
+    most = max(1, min(_PADDED, _READ // (length * width)) // len(arrays))
+    rows = np.concatenate([array.spread(most).reshape(-1, length, width) for array in arrays])
+    for where, own in (("ends", rows[:, ::-1]), ("beginnings", rows)):
+        values, counts = np.unique(own[(own[:, 0] == own[:, 0, :1]).all(1), 0, 0], return_counts=True)
+        if not len(values):
+            continue
+        filler = values[counts.argmax()]
+        fills = (own == filler).all(2)
+        runs = np.where(fills.all(1), length, fills.argmin(1))
+        within = (fills.sum() - runs.sum()) / max(1, fills.size - runs.sum())
+        held = np.unique(length - runs[runs > 0])
+        uneven = len(held) >= _FEWEST_LENGTHS and held[-1] - held[0] >= length / _FEW
+        if uneven and 2 * (runs > 0).sum() >= len(rows) and within < _RARE and len(np.unique(rows[:_COMPARED])) > 2:
+            masks = "a model can mask it (keras.layers.Masking, or Embedding with mask_zero)"
+            meaning = f"training takes it for values; {masks}" if field.role == "input" else "the loss counts it, too"
+            return (
+                f"{field.name}: {filler:g} fills the {where} of {(runs > 0).sum()} of {len(rows)} samples looked at "
+                f"({held[0]} to {held[-1]} of {length} are others): padding? If so, {meaning}"
+            )
+    return ""
 
 
 def windows_shared(field: Field, arrays: Sequence[PlacedArray], splits: Sequence[str]) -> str:

@@ -1086,3 +1086,31 @@ def test_padding_of_series_is_said(x: Any, line: str, tmp_path: Path) -> None:
     remarks = dry_run(request(tmp_path / "s.npz", tmp_path / "out")).facts.remarks
     found = [own for own in remarks if "padding?" in own]
     assert (len(found) == 1 and line in found[0]) if line else not found, remarks
+
+
+@pytest.mark.parametrize(
+    ("answers", "codes"),
+    [
+        ((1, 2, 3, 9), "9"),
+        ((1, 2, 7, 9), "7, 9"),
+        ((0, 1, 2, 77, 88, 99), "77, 88, 99"),
+        ((1, 2, 3, 4, -1), "-1"),
+        ((1, 2, -8, -9), "-9, -8"),
+        ((0, 1, -1), ""),
+        ((1, 2, 3, 4, 5), ""),
+        ((1, 2, 3, 4, 6, 8), ""),
+        ((3, 4, 5, 6, 8), ""),
+        (tuple(range(10)), ""),
+    ],
+)
+@pytest.mark.parametrize("target", [False, True])
+def test_codes_of_missing_answers_are_said(answers: tuple[int, ...], codes: str, target: bool, tmp_path: Path) -> None:
+    rows = [f"{answers[number % len(answers)]},{number / 7}" for number in range(120)]
+    (tmp_path / "s.csv").write_text("\n".join(["a,b", *rows, ""]))
+    flags = {"input": ("b=b",), "target": ("a=a",), "target_kind": "class"} if target else {"target": ("b",)}
+    remarks = dry_run(request(tmp_path / "s.csv", tmp_path / "out", **flags)).facts.remarks
+    found = [own for own in remarks if "codes of a survey" in own]
+    if not codes or (target and answers[0] == 0):
+        assert not found, remarks
+    else:
+        assert len(found) == 1 and found[0].replace("'", "").removeprefix("x: ").startswith(codes), remarks

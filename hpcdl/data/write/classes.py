@@ -14,6 +14,7 @@ from hpcdl.core.units import counted
 from hpcdl.data.sources.base.labels import misread, missing_among, question_of_words
 from hpcdl.data.sources.base.source import SourceFacts
 from hpcdl.data.sources.base.splits import some
+from hpcdl.data.sources.checks.numbers import missing_codes
 from hpcdl.data.write.division import Counts
 
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
@@ -138,6 +139,13 @@ def remarks_on_counts(names: Sequence[str], counts: Mapping[str, Counts]) -> lis
     empty = np.flatnonzero(total == 0).tolist()
     if empty:
         remarks.append(f"{len(empty)} of {len(names)} classes have no sample: {some(names[at] for at in empty)}")
+    if not empty and all(map(_WHOLE.fullmatch, names)):  # with classes between, a gap is said above
+        numbers, samples = zip(*sorted(zip(map(int, names), total.tolist(), strict=True)), strict=True)
+        if odd := missing_codes(numbers, samples):
+            remarks.append(
+                f"{some(map(str, odd))} among the classes: codes of a survey for missing answers? If so, take such "
+                "samples out of the source"
+            )
     few = np.flatnonzero((total > 0) & (total <= _FEW_SAMPLES)).tolist()
     if few and np.median(total) >= _MANY_SAMPLES:
         remarks.append(

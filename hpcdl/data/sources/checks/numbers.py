@@ -31,6 +31,11 @@ _WINDOWS, _LEAST_OVERLAP, _LONGEST_WINDOW = 4, 3, 100_000
 _COMPARED, _READ, _FEW = 32, 1 << 22, 10
 """Windows of a split that are searched in train, the values of train that are read, and the part (one in _FEW) that a
 border in time may share."""
+_LAST_CODES = frozenset({9, 88, 98, 99, 888, 998, 999, 9998, 9999})
+_CODES = _LAST_CODES | {7, 8, 66, 77, 96, 97, 666, 777, 996, 997, 7777, 8888, 9996, 9997}
+_CODES_BELOW = _CODES | set(range(1, 10))
+"""Numbers of surveys for answers that are missing (refused, not known), those that are the last, and negative ones."""
+_MOST_ANSWERS, _FEWEST_CODED = 30, 5
 _FEWEST_EMPTY = 10
 _PADDED, _SHORTEST_PADDED, _FEWEST_LENGTHS, _RARE = 64, 8, 4, 0.01
 """Series that are looked at for padding, the length from which on they are, the different lengths that they must have,
@@ -54,6 +59,7 @@ def doubts(field: Field, arrays: Sequence[PlacedArray], splits: Sequence[str]) -
             mixed_units(field, arrays) or scales_apart(field, arrays, splits),
             windows_shared(field, arrays, splits),
             padding(field, arrays),
+            codes_of_missing(field, arrays),
         )
         if line
     ]
@@ -124,6 +130,62 @@ def mark_of_missing(name: str, dtype: np.dtype[Any], rows: Callable[[], Iterable
         f"{most[at]:g}{more}: a mark of missing values? It stays a number; if so, write NaN in the source and give "
         "--nan skip"
     )
+
+
+def codes_of_missing(field: Field, arrays: Sequence[PlacedArray]) -> str:
+    """Describe columns of few whole numbers with codes for answers that are missing; empty if there is none."""
+    width = math.prod(field.shape)
+    if (
+        field.kind != "numbers"
+        or field.role == "target"
+        or len(field.shape) > 1
+        or width > LOOKED_AT
+        or np.dtype(field.dtype).kind not in "fi"
+        or not all(map(_is_plain, arrays))
+    ):
+        return ""
+    most = max(1, min(_MOST_ROWS, _READ // width) // len(arrays))
+    rows = np.concatenate([array.spread(most).reshape(-1, width) for array in arrays])
+    found: dict[int, str] = {}
+    for at, column in enumerate(rows.T):
+        values, counts = _counts_of(column)
+        if odd := missing_codes(values, counts):
+            answers = [value for value in values if value not in odd]
+            where = f" at index {at}" if width > 1 else ""
+            found[at] = f"{', '.join(map(str, odd))}{where} beside {answers[0]} to {answers[-1]}"
+    if not found:
+        return ""
+    also = ", ".join(map(str, [*found][1 : _NUMBERS_SHOWN + 1])) + (", ..." if len(found) > _NUMBERS_SHOWN + 1 else "")
+    more = f" (and such at index {also})" if also else ""
+    return (
+        f"{field.name}: {next(iter(found.values()))}{more}: codes of a survey for missing answers? They stay numbers; "
+        "if so, write NaN in the source and give --nan skip"
+    )
+
+
+def _counts_of(column: Array) -> tuple[list[int], list[int]]:
+    values, counts = np.unique(column[np.isfinite(column)], return_counts=True)
+    if len(values) > _MOST_ANSWERS or (values % 1).any():
+        return [], []
+    return [int(value) for value in values], counts.tolist()
+
+
+def missing_codes(values: Sequence[int], counts: Sequence[int]) -> list[int]:
+    """Return those of a column's numbers (sorted) that surveys use for missing answers: 1, 2, 3, and then 7, 9.
+
+    The others are 0, 1, 2, ... or 1, 2, ...; between these and the codes numbers are left out.
+    """
+    answers = [value for value in values if value >= 0]
+    if len(answers) < 2 or answers[0] > 1:
+        return []
+    scale = next((at for at, value in enumerate(answers) if value != answers[0] + at), len(answers))
+    low, high = [value for value in values if value < 0], answers[scale:]
+    low = low if low and low[-1] < answers[0] - 1 and {-value for value in low} <= _CODES_BELOW else []
+    high = high if high and high[-1] in _LAST_CODES and set(high) <= _CODES else []
+    few = sum(count for value, count in zip(values, counts, strict=True) if value in (*low, *high))
+    single = len(low) + len(high) == 1 and (*low, *high)[0] in _MARKS  # which is said as a mark far from others
+    rare = few < max(_FEWEST_CODED, sum(counts) // _DRAWN_APART)
+    return [] if scale < 2 or single or rare else [*low, *high]
 
 
 def scales_apart(field: Field, arrays: Sequence[PlacedArray], splits: Sequence[str]) -> str:

@@ -313,18 +313,31 @@ def test_units_of_two_files_that_differ_are_said(run_hpcdl: CommandLine, tmp_pat
         ("lat", (50, 40), (40, 30), ""),  # tiles
     ],
 )
+@pytest.mark.parametrize("kind", ["nc", "npz"])
 def test_coordinates_of_two_files_that_differ_are_said(
-    run_hpcdl: CommandLine, tmp_path: Path, name: str, first: tuple[int, int], second: tuple[int, int], said: str
-) -> None:
+    run_hpcdl: CommandLine, tmp_path: Path, name: str, first: tuple[int, int], second: tuple[int, int], said: str,
+    kind: str,
+) -> None:  # fmt: skip
     for number, ends in enumerate([first, second]):
+        arrays = {
+            "t": np.random.default_rng(number).random((30, 6, 5)),
+            "y": np.linspace(0, 1.5, 30),
+            "time": np.arange(30) + 30 * number,  # of the samples: it differs in each file
+            name: np.linspace(*ends, 6).astype(["f4", "f8"][number]),
+            "bounds": np.zeros((6, 2)),
+            "mean": np.array([1, 3, 2, 5, 4]) + number,
+        }
+        if kind == "npz":
+            np.savez(tmp_path / f"{'ab'[number]}.npz", **arrays)
+            continue
         with h5py.File(tmp_path / f"{'ab'[number]}.nc", "w") as file:
-            file["t"], file["y"] = np.random.default_rng(number).random((30, 6, 5)), np.linspace(0, 1.5, 30)
-            file["time"] = np.arange(30) + 30 * number  # of the samples: it differs in each file
-            file[name] = np.linspace(*ends, 6).astype(["f4", "f8"][number])
-            file["bounds"], file["mean"] = np.zeros((6, 2)), np.array([1, 3, 2, 5, 4]) + number
+            for path, values in arrays.items():
+                file[path] = values
     names = ["--input", "t", "--target", "y", "--sample-is", "row", "--dry-run"]
     made = run_hpcdl(["shard", tmp_path, tmp_path / "out", *names])
-    assert made.code == 0 and said in made.err and ("on one grid" in made.err) == bool(said), made.err
+    assert (
+        made.code == 0 and said.replace(".nc", f".{kind}") in made.err and ("on one grid" in made.err) == bool(said)
+    ), made.err
 
 
 @pytest.mark.parametrize(("dtype", "shape"), [("uint8", (16, 12, 3)), ("float32", (12, 12))])

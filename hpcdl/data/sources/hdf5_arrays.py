@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -22,6 +22,7 @@ from hpcdl.data.sources.base.labels import CLASS_LISTS, ask_of_labels, checked_l
 from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray, shape_text
 from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec, UnreadableSample
 from hpcdl.data.sources.base.splits import by_names, some, typed
+from hpcdl.data.sources.checks.coordinates import LOOKED_INTO, coordinates_apart
 from hpcdl.data.sources.checks.pairing import ask_of_order
 from hpcdl.data.sources.layouts.arrays import FieldSource
 from hpcdl.data.sources.layouts.flat import (
@@ -43,12 +44,6 @@ _OTHERS = (".mat", ".nxs", ".h5ad", ".cxi", ".loom", ".dat", ".data", "")
 """Endings of files that may be HDF5; their first bytes decide."""
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _LINKS_SHOWN = 3
-_LOOKED_INTO = 16
-"""Files whose links and references are looked at: a source may have a file for each sample."""
-_SHORTEST, _LONGEST = 3, 1 << 16
-"""Lengths of coordinates that are compared between files."""
-_SPECTRAL = re.compile(r"wave|wn|lambda|freq|energ|mz|lev|plev|press|depth|height", re.IGNORECASE)
-"""Beginnings of names of coordinates that all samples are to share, unlike places of tiles and times of windows."""
 _SIGNATURE_OFFSETS = (0, 512, 1024, 2048)
 
 
@@ -83,48 +78,22 @@ class Hdf5Source(FieldSource):
         if not _is_hdf5(paths[0]) and (remedy := remedy_for(paths[0])):
             raise SourceError(f"{paths[0]} is no HDF5 file; {remedy}")
         facts = self._images(paths, index) if self._holds_images(paths) else self.list_parts(self._parts(paths), index)
-        unread = [line for path in paths[:_LOOKED_INTO] for line in self._file(str(path)).unread()]
+        unread = [line for path in paths[:LOOKED_INTO] for line in self._file(str(path)).unread()]
         remarks = [f"not read: {', '.join(dict.fromkeys(unread))}"] if unread else []
         remarks += [
             f"{name}: its units differ, {some([*units])} (in {', '.join([*units.values()][:2])}): write them alike"
             for name, units in self._units.items()
             if len(units) > 1
         ]
-        remarks += self._remarks_on_coordinates(paths[:_LOOKED_INTO], {tuple(field.shape) for field in facts.fields})
+        shapes = {tuple(field.shape) for field in facts.fields}
+        remarks += coordinates_apart(map(self._coordinates, paths[:LOOKED_INTO]), shapes)
         remarks += [*self._unfit, *self._link_remarks(), *remarks_on_folders(paths, self._location, _files)]
         return dataclasses.replace(facts, linked=[*self._linked], remarks=[*facts.remarks, *remarks])
 
-    def _remarks_on_coordinates(self, paths: list[Path], fields: set[tuple[int, ...]]) -> list[str]:
-        """Describe coordinates (latitudes, wavelengths) of the numbers in a sample that are not alike in all files.
-
-        They are arrays of rising or falling numbers, as long as an axis of a sample; the axis of samples has others.
-        """
-        first: dict[str, tuple[Array, str]] = {}
-        remarks: dict[str, str] = {}
-        for path in paths:
-            file = self._file(str(path))
-            shapes = {name: shape for name, (shape, kind) in file.arrays().items() if kind != "text"}
-            used = [shape for shape in shapes.values() if len(shape) > 1 and fields & {shape, shape[1:]}]
-            sides = {side for shape in used for side in shape[1:]} - {shape[0] for shape in used}
-            for name, shape in shapes.items():
-                if len(shape) != 1 or shape[0] not in sides or not _SHORTEST <= shape[0] <= _LONGEST:
-                    continue
-                values = np.asarray(file.whole(name))
-                if values.dtype.kind not in "iuf" or not (np.diff(values) > 0).all() | (np.diff(values) < 0).all():
-                    continue
-                key = without_split(name)
-                other, where = first.setdefault(key, (values, f"{path.name}:{name}"))
-                if other.shape == values.shape and _at_other_places(key, other, values):
-                    ends = [
-                        f"{own[0]:g} to {own[-1]:g} in {place}"
-                        for own, place in ((other, where), (values, f"{path.name}:{name}"))
-                    ]
-                    remarks.setdefault(
-                        key,
-                        f"{key}: {' and '.join(ends)}, so the same index of two samples is not the same place: write "
-                        "them in one order, on one grid",
-                    )
-        return [*remarks.values()]
+    def _coordinates(self, path: Path) -> tuple[str, dict[str, tuple[int, ...]], Callable[[str], Array]]:
+        """Return a file's name, the shapes of its arrays of numbers, and the function that reads one."""
+        file = self._file(str(path))
+        return path.name, {name: shape for name, (shape, kind) in file.arrays().items() if kind != "text"}, file.whole
 
     def _images(self, paths: list[Path], index: IndexWriter) -> SourceFacts:
         listed, remarks = ArrayFiles(index), dict[str, None]()
@@ -322,19 +291,6 @@ class Hdf5Source(FieldSource):
                 f"{path}: which data sets? Give --image-field and --label-field of {', '.join(shapes) or 'none'}"
             )
         return images.strip("/"), labels.strip("/")
-
-
-def _at_other_places(name: str, first: Array, other: Array) -> bool:
-    """Return whether coordinates of two files seem to differ by mistake: in order, by a turn, or as a spectrum's.
-
-    Tiles and windows of time have coordinates of their own, in one direction.
-    """
-    near = 1e-5 * float(np.abs(first[-1] - first[0]))  # float32 beside float64
-    if np.allclose(first, other, atol=near):
-        return False
-    here, there = (np.sort(np.round(values.astype(np.float64), 4) % 360) for values in (first, other))
-    turned = (first[0] < first[-1]) != (other[0] < other[-1])
-    return turned or np.allclose(here, there, atol=near) or bool(_SPECTRAL.match(name.rpartition("/")[2]))
 
 
 def _files(location: Path) -> list[Path]:

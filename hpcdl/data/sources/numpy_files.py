@@ -14,7 +14,7 @@ import tokenize
 import warnings
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ from hpcdl.data.sources.base.labels import CLASS_LISTS, ask_of_labels, checked_l
 from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray, shape_text
 from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import IGNORE, by_names, is_clutter, left_out, some
+from hpcdl.data.sources.checks.coordinates import LOOKED_INTO, coordinates_apart
 from hpcdl.data.sources.checks.pairing import ask_of_order
 from hpcdl.data.sources.layouts.arrays import FieldSource
 from hpcdl.data.sources.layouts.flat import (
@@ -93,14 +94,23 @@ class NumpySource(FieldSource):
         if not all(part._holds_images() for _, part in parts):
             groups = [ArrayGroup(split=split, arrays=part._arrays()) for split, part in parts]
             self.inputs, self.targets = parts[0][1].inputs, parts[0][1].targets
-            return self.list_parts(groups, index)
-        listed, remarks = ArrayFiles(index), dict[str, None]()
+            facts = self.list_parts(groups, index)
+            shapes = {tuple(field.shape) for field in facts.fields}
+            remarks = coordinates_apart((part._coordinates() for _, part in parts[:LOOKED_INTO]), shapes)
+            return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
+        listed, noted = ArrayFiles(index), dict[str, None]()
         for split, part in parts:
-            remarks |= dict.fromkeys(part._add_images(split, listed))
+            noted |= dict.fromkeys(part._add_images(split, listed))
         labels = [part._array(label) for _, part in parts for _, label in part._pairs().values()]
         called = one_enumeration([array.called for array in labels], str(self._location))
         facts = listed.facts(self._location, called=called)
-        return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
+        return dataclasses.replace(facts, remarks=[*facts.remarks, *noted])
+
+    def _coordinates(self) -> tuple[str, dict[str, tuple[int, ...]], Callable[[str], Array]]:
+        """Return the file's name, the shapes of its arrays of numbers, and a function that reads one."""
+        found = {name: self._array(name) for name in self._names()}
+        shapes = {name: array.shape for name, array in found.items() if array.dtype.kind in "iuf"}
+        return self._location.name, shapes, lambda name: found[name].values()
 
     def _parts(self) -> list[tuple[str, NumpySource]]:
         """Return the sources with their splits: one for each archive of a folder of .npz files, else this one."""

@@ -23,6 +23,7 @@ from PIL import Image
 
 from hpcdl.core.errors import HpcdlError, SourceError, UsageError
 from hpcdl.data.format.dataset import open_dataset
+from hpcdl.data.sources.base.source import recognise
 from hpcdl.data.write.writing import dry_run
 from tests.data.sharding import make, request
 from tests.data.test_formats import example, framed, npy, png, tar, values
@@ -1114,3 +1115,13 @@ def test_codes_of_missing_answers_are_said(answers: tuple[int, ...], codes: str,
         assert not found, remarks
     else:
         assert len(found) == 1 and found[0].replace("'", "").removeprefix("x: ").startswith(codes), remarks
+
+
+@pytest.mark.parametrize("stray", ["README.md", "README.txt", "plot.png"])
+def test_a_folder_of_tables_beside_another_file_is_told_of_the_format(stray: str, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.csv").write_text("x,y\n" + "".join(f"{number / 7},{number % 2}\n" for number in range(20)))
+    (tmp_path / stray).write_bytes(png(np.zeros((4, 4, 3), np.uint8)) if stray == "plot.png" else b"About\n")
+    with pytest.raises(UsageError, match=r"for the tables alone, such as a\.csv, give --format table"):
+        recognise(str(tmp_path))
+    assert make(tmp_path, tmp_path / "out", format="table").splits["all"].num_samples == 40

@@ -275,9 +275,11 @@ def _one_of(path: Path) -> str:
         )
     if path.is_file() and _seems_table(path):
         return "; it seems a table: then give --format table, and --head none if no first line names the columns"
-    for file in first:
-        name = next((name for name in SOURCES if SOURCES.load(name).recognises(file)), None)
-        if name is not None:
+    formats = [next((name for name in SOURCES if SOURCES.load(name).recognises(file)), "") for file in first]
+    if formats.count("table") > 1:
+        return f"; for the tables alone, such as {first[formats.index('table')].name}, give --format table"
+    for file, name in zip(first, formats, strict=True):
+        if name:
             return f"; or give one of its files, such as {file} ({name})"
     return "; for any other format write a reader: --reader FILE.py:NAME (hpcdl docs own-format)"
 

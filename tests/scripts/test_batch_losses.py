@@ -310,6 +310,37 @@ def test_a_graph_shows_where_the_samples_of_a_batch_meet(number: int | None) -> 
 
 
 @pytest.mark.parametrize(
+    ("text", "products"),
+    [
+        ("tf.matmul(v, 2 * v, transpose_b=True)", [8]),
+        ("keras.ops.matmul(v, keras.ops.transpose(v))", [8]),
+        ("(lambda u: tf.matmul(u, u, transpose_b=True))(tf.concat([v, 2 * v], 0))", [16]),
+        ("tf.matmul(v, square)", []),  # as many units as samples
+        ("tf.matmul(v, tf.transpose(square))", []),
+        ("tf.matmul(v, frozen)", []),  # a layer that is not trained
+        ("tf.matmul(square, square, transpose_b=True)", []),
+        ("tf.matmul(v, v, transpose_a=True)", []),
+        ("v ** 2", []),
+    ],
+)
+def test_an_eager_tape_passes_the_products_of_a_batch_with_itself(text: str, products: list[int]) -> None:
+    import keras
+    import tensorflow as tf
+
+    from hpcdl.scripts.fit import loop_sums
+
+    weights = {"square": tf.Variable(tf.ones((8, 8))), "kernel": tf.Variable(tf.ones((4, 8)))}
+    with tf.GradientTape() as tape:
+        hidden = tf.matmul(tf.random.normal((8, 4)), weights["kernel"])
+        v = hidden if "square" in text else tf.concat([hidden, hidden[:, :2]], 1)
+        loss = tf.reduce_mean(eval(text, weights | {"tf": tf, "keras": keras, "v": v, "frozen": tf.ones((10, 8))}) ** 2)
+    loop_sums._products.clear()
+    with loop_sums._sums_noted({tuple(one.shape) for one in weights.values()}):
+        tape.gradient(loss, list(weights.values()))
+    assert loop_sums._products == products
+
+
+@pytest.mark.parametrize(
     ("shown", "expected"),
     [([8, 8], True), ([16, 16], True), ([5, 5], False), ([8, 16], False), ([], True), (43.0, True), (40.0, False)],
 )
@@ -325,6 +356,7 @@ def test_samples_meet_in_a_square_product_or_where_a_mask_has_gaps(shown: Any, e
         ("own", "total(v ** 2) / (0.01 + total(tf.cast(v > 0, v.dtype)))", "divides by a sum"),
         ("loop", "tf.sqrt(tf.reduce_mean(v ** 2))", OTHER),
         ("computed", "tf.reduce_mean(tf.matmul(v, v, transpose_b=True) ** 2)", "a loss in compute_loss compares"),
+        ("loop, eager", "tf.reduce_mean(tf.matmul(v, v, transpose_b=True) ** 2)", "a loss in a loop compares"),
     ],
 )
 def test_a_step_of_the_scripts_own_in_which_samples_meet_is_named_once(

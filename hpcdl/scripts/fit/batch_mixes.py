@@ -34,7 +34,7 @@ _DIVIDING = ("RealDiv", "DivNoNan")
 _BENDING = ("Sqrt", "Rsqrt", "Square", "Pow", "SquaredDifference", "Log", "Log1p", "Exp", "Abs", "Maximum", "Minimum")
 _ABOUT_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 _OWN = "each rank has those of its own share alone, so that results depend on the number of ranks"
-_COMPARES = f"compares the samples of a batch: {_OWN}"
+COMPARES = f"compares the samples of a batch: {_OWN}"
 _BENDS = f"is no mean over the samples of a batch: {_OWN}"
 _DIVIDES = (
     f"divides by a sum over the samples of a batch: {_OWN}; where no weight changes that sum, give it to "
@@ -47,7 +47,7 @@ def look_for_mixes(group: ScriptGroup, what: str, loss: Any, rows: Any) -> None:
     number = rows.shape[0]
     shown: Any
     if (product := _contrast(loss, number)) is not None:
-        text, shown = _COMPARES, tf.shape(product)
+        text, shown = COMPARES, tf.shape(product)
     elif (found := _not_linear(loss, number)) is not None:
         operation, divisor = found
         text, shown = (_BENDS, tf.shape(operation)[:0]) if divisor is None else (_DIVIDES, divisor)

@@ -1,7 +1,7 @@
 """Warn of losses that add up a batch's samples in a loop of the script's own.
 
 In a graph they are found as in `batch_sums`. Without one, back-propagation passes by a sum, and its gradient there is
-the reciprocal of what divides the sum.
+the reciprocal of what divides the sum. It also passes by the product of a batch with itself that compares its samples.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from hpcdl.scripts.fit.batch_mixes import ROUNDING
+from hpcdl.scripts.fit.batch_mixes import COMPARES, ROUNDING
 from hpcdl.scripts.fit.batch_sums import has_variables, look_at, warn_of_sum
+from hpcdl.scripts.process.session import warn_once
 
 if TYPE_CHECKING:
     from hpcdl.scripts.process.group import ScriptGroup
@@ -52,16 +53,20 @@ class LoopSums:
 
     def look(self, rows: Any) -> None:
         """Look at the losses derived since the last call. `rows`: a tensor of the last batch, None if unknown."""
-        losses, sums = _derived[:], _passed[:]
-        _derived.clear()
-        _passed.clear()
+        losses, sums, products = _derived[:], _passed[:], _products[:]
+        for noted in (_derived, _passed, _products):
+            noted.clear()
         if rows is None:
             return
         if not tf.executing_eagerly():
             look_at(self._group, _WHAT, losses, rows)
-        elif sums and self._num_looks:
+            return
+        number = int(rows.shape[0])
+        if self._num_looks and number > _FEW and any(product % number == 0 for product in products):
+            warn_once(self._group, text := f"{_WHAT} {COMPARES}", text)
+        if sums and self._num_looks:
             self._num_looks -= 1
-            self._judge(int(rows.shape[0]), {abs(1 / slope) for number, slope in sums if number == rows.shape[0]})
+            self._judge(int(rows.shape[0]), {abs(1 / slope) for length, slope in sums if length == number})
             if not self._num_looks:
                 _lookers.pop(id(self), None)
 
@@ -81,6 +86,8 @@ _derived: list[Any] = []
 """The losses by which tapes have derived variables in graphs since the last update."""
 _passed: list[tuple[int, float]] = []
 """The sums that eager tapes have passed since then: how many rows were added up, the gradient by the sum."""
+_products: list[int] = []
+"""The numbers of rows that eager tapes have passed since then, each multiplied with as many others."""
 
 
 def _note_losses() -> None:
@@ -111,23 +118,38 @@ def _note_losses() -> None:
 
 @contextlib.contextmanager
 def _sums_noted(weights: set[tuple[int, ...]]) -> Iterator[None]:
-    """Note in `_passed` the sums to one number that back-propagation passes here, but those of shapes of `weights`."""
+    """Note sums to one number, and products, that back-propagation passes here, but those of shapes of `weights`."""
     ops = importlib.import_module("tensorflow.python.framework.ops")
-    known = getattr(ops.gradient_registry, "_registry", {}).get("Sum", {})  # TensorFlow's function of this gradient
-    plain = known.get("type")
-    if plain is None:  # another TensorFlow: sums are not found
-        yield
-        return
+    known = getattr(ops.gradient_registry, "_registry", {})  # TensorFlow's functions of gradients
+    notes = {"Sum": _note_sum, "MatMul": _note_product}
+    plain = {name: known[name]["type"] for name in notes if "type" in known.get(name, {})}  # none: another TensorFlow
 
-    def derived(operation: Any, slope: Any) -> Any:
-        if tf.executing_eagerly() and slope.shape.rank == 0 and slope.dtype.is_floating and float(slope):
-            shape = tuple(operation.inputs[0].shape)
-            if shape and shape not in weights:
-                _passed.append((shape[0], float(slope)))
-        return plain(operation, slope)
+    def noting(name: str, operation: Any, slope: Any) -> Any:
+        if tf.executing_eagerly():
+            notes[name](operation, slope, weights)
+        return plain[name](operation, slope)
 
-    known["type"] = derived
+    for name in plain:
+        known[name]["type"] = functools.partial(noting, name)
     try:
         yield
     finally:
-        known["type"] = plain
+        for name, function in plain.items():
+            known[name]["type"] = function
+
+
+def _note_sum(operation: Any, slope: Any, weights: set[tuple[int, ...]]) -> None:
+    if slope.shape.rank == 0 and slope.dtype.is_floating and float(slope):
+        shape = tuple(operation.inputs[0].shape)
+        if shape and shape not in weights:
+            _passed.append((shape[0], float(slope)))
+
+
+def _note_product(operation: Any, slope: Any, weights: set[tuple[int, ...]]) -> None:
+    """Note a product of as many rows with as many others, if both are derived: that with a weight has its shape."""
+    shapes = [tuple(one.shape) for one in operation.inputs]
+    if getattr(operation, "skip_input_indices", None) or operation.get_attr("transpose_a"):
+        return
+    if weights.isdisjoint([*shapes, *(shape[::-1] for shape in shapes)]) and shapes[0][:1] * 2 == tuple(slope.shape):
+        _products.append(shapes[0][0])
+        del _products[:-_MOST_NOTED]

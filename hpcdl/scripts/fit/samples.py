@@ -261,12 +261,14 @@ def _sources_of(data: Any) -> list[Array]:
     Those of two ranks never look the same, but they have the same names, or were the same before.
     """
     if type(data).__module__ == _KERAS_PICTURES:  # ImageDataGenerator
-        given = [data.filenames, data.classes] if hasattr(data, "filenames") else [data.x, data.y]
+        named = hasattr(data, "filenames")
+        given = [data.filenames, getattr(data, "labels", None)] if named else [data.x, data.y]
     elif isinstance(data, tf.data.Dataset) and all(kind_of(one) in _KEEPS_ZIPPED for one in stages_of(data)):
         given = arrays_in(data)
     else:
         return []
-    arrays = [numpy.asarray(one) for one in given if one is not None]
+    plain = numpy.ndarray | tf.Tensor  # labels of several classes each may be lists of lists
+    arrays = [numpy.asarray(one) for one in given if isinstance(one, plain) or _is_plain_list(one)]
     texts = [array.dtype.kind in "OSU" for array in arrays]
     # One name alone may be that of a file with many samples, of which each rank takes its own.
     if (any(texts) and len(arrays) < _LEAST_WITH_NAMES) or len({array.shape[:1] for array in arrays}) != 1:

@@ -292,6 +292,23 @@ def test_a_batch_of_the_other_kind_is_asked_about(
     assert words in reported if words else not reported, reported
 
 
+@pytest.mark.parametrize(
+    ("ranks", "rates", "reported"),
+    [
+        ((4, 4, 4), (400, 790, 1570), True),
+        ((4, 8, 16), (400, 790, 1570), False),
+        ((4, 4, 4), (400, 480, 520), False),
+        ((4, 4), (400, 790), False),
+    ],
+)
+def test_ranks_that_seem_those_of_a_node_are_asked_about(
+    tmp_path: Path, ranks: tuple[int, ...], rates: tuple[int, ...], reported: bool
+) -> None:
+    lines = [f"ring,lenet,{2**i},{num},32,{rate}" for i, (num, rate) in enumerate(zip(ranks, rates, strict=True))]
+    words = "grows from 1 to 4 nodes (x 3.9) with 4 ranks in all rows"
+    assert (words in remarks(tmp_path, *lines)) is reported
+
+
 def test_throughputs_say_the_unit_of_long_steps(tmp_path: Path) -> None:
     lines = [f"ring,lenet,{n},{n},32,{85.0 + n},{32 * n / (85.0 + n)}" for n in (1, 2, 4)]
     assert not remarks(

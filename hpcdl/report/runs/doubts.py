@@ -19,6 +19,8 @@ _LONG_STEP_S = 2.0
 _SAME_THROUGHPUT = 1.25
 """Largest growth of a throughput over four times the workers that looks like no growth."""
 _ENOUGH_SIZES = 3
+_NEARLY_ALL = 0.6
+"""Share of an ideal growth over nodes from which on a throughput has grown with them."""
 _UNITS_MIXED = 50.0  # below the factors of mistaken units: 60 of minutes, 1,000 of milliseconds
 _EXACT_DIGITS = 5
 """Digits of a measurement that no two runs share by chance."""
@@ -40,6 +42,7 @@ def doubts(header: Sequence[str], rows: Sequence[Mapping[str, str]], runs: Seque
     yield from _long_steps(timed)
     yield from _doubtful_units(header, runs)
     yield from _growing_batches(header, runs)
+    yield from _ranks_of_a_node(runs)
     yield from _doubtful_epochs(runs)
     yield from _doubtful_totals(runs)
 
@@ -139,6 +142,25 @@ def _doubtful_units(header: Sequence[str], runs: Sequence[Run]) -> Iterator[str]
         jump = max(max(pair) / min(pair) for pair in itertools.pairwise(steps))
         if jump > _UNITS_MIXED:
             yield f"steps jump by a factor of {jump:,.0f} for {where}; check that all rows have the same unit"
+
+
+def _ranks_of_a_node(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a line for series of one number of ranks whose throughput grows with the nodes, as with ranks per node."""
+    series: dict[tuple[object, ...], dict[int, list[Run]]] = defaultdict(lambda: defaultdict(list))
+    for run in runs:
+        if run.usable:
+            alike = (run.strategy, run.model, run.data, run.machine, run.version, run.mode)
+            series[*alike, run.threads, run.batch_per_rank, run.ranks][run.nodes].append(run)
+    for runs_by_nodes in series.values():
+        first, last = min(runs_by_nodes), max(runs_by_nodes)
+        base, top = runs_by_nodes[first], runs_by_nodes[last]
+        growth = _middle_rate(top) / _middle_rate(base)
+        if len(runs_by_nodes) >= _ENOUGH_SIZES and growth > _NEARLY_ALL * last / first:
+            yield (
+                f"images_per_second of {base[0].strategy} {base[0].model} grows from {first} to {last} nodes"
+                f" (x {growth:.2g}) with {base[0].ranks} ranks in all rows; ranks counts those of all nodes: if it is"
+                " ranks per node, multiply it by nodes"
+            )
 
 
 def _growing_batches(header: Sequence[str], runs: Sequence[Run]) -> Iterator[str]:

@@ -53,7 +53,10 @@ def test_a_clean_study_has_no_caveat() -> None:
         ([*study(), *study(sizes=(1,), batch_per_rank=100)], "one size alone"),
         ([*study(), make_run(1, 100.5, parts={"compute": -1.0})], "negative part"),
         (study(warnings=("bound to nothing",)), "bound to nothing"),
-        ([*study(), make_run(1, 100.5, name="kr", resumed_from_steps=(9, 30))], "1 run resumed: throughput"),
+        (
+            [*study(), make_run(1, 100.5, name="kr", resumed_from_steps=(9, 30))],
+            "node-hours are of all its steps as if on its last nodes",
+        ),
         ([*study(sizes=(2,)), make_run(1, 99.5), make_run(1, 99.5)], "exactly the same throughput at 1 point:"),
         ([make_run(1, 100.0), make_run(2, 230.0)], "above 100 % that may be chance"),
         ([make_run(n, x) for n, x in ((1, 100.0), (2, 160.0), (4, 380.0))], "rises again at a larger size"),

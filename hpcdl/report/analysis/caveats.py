@@ -289,7 +289,8 @@ def _resumed(runs: Sequence[Run]) -> Iterable[str]:
     ]
     if texts:
         yield (
-            f"{counted(len(texts), 'run')} resumed: throughput and parts of a step are of the steps since then alone:"
+            f"{counted(len(texts), 'run')} resumed: throughput and parts of a step are of the steps since then alone;"
+            " node-hours are of all its steps as if on its last nodes, without work that was lost:"
             f" {listed(texts)}"
         )
 

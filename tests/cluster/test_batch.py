@@ -385,6 +385,17 @@ def test_jobs_submitted_in_one_second_have_folders_of_their_own(
     assert all(Path(job.folder, "job.sh").is_file() for job in made)
 
 
+def test_a_file_that_asks_for_requeues_is_remembered(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """Without it `hpcdl jobs` would call a job that Slurm has forgotten ended, though it may come back."""
+    program(tmp_path / "bin", "sbatch", "echo 4711")
+    site = tmp_path / "site.toml"
+    site.write_text("[submit]\nuntil-done = true\n")
+    env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "HPCDL_SITE_CONFIG": str(site)}
+    for number, flags in enumerate(([], ["--until-done"], ["--no-until-done"])):
+        made = ask_hpcdl(["submit", "--json", *flags, "--", *TRAIN, "--run-dir", f"run-{number}"], env=env)
+        assert made.json()["flags"] == (flags or ["--until-done"]), made.err
+
+
 def test_submit_jobs_and_cancel_with_a_played_slurm(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     tools = tmp_path / "bin"
     program(tools, "sbatch", f'cp "${{@: -1}}" {tmp_path}/taken.sh; echo "4711;cluster"')

@@ -155,7 +155,8 @@ def submit_job(wanted: Wanted, flags: Sequence[str] = ()) -> tuple[jobs.Job, boo
         ranks=request.nodes * request.ranks_per_node,
         run_dir=str(run_dir.absolute()) if run_dir else "",
         submitted_at=time.time(),
-        flags=tuple(flags),
+        # Also where a file asked for it: `hpcdl jobs` and `hpcdl cancel` need to know.
+        flags=(*flags, *(["--until-done"] if wanted.until_done and "--until-done" not in flags else [])),
         working=str(Path.cwd()),
     )
     return job, jobs.remember(job)

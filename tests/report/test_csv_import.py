@@ -309,6 +309,24 @@ def test_ranks_that_seem_those_of_a_node_are_asked_about(
     assert (words in remarks(tmp_path, *lines)) is reported
 
 
+@pytest.mark.parametrize(
+    ("mode", "column", "batches", "words"),
+    [
+        ("strong", "batch_per_rank", (32, 32, 32), "is called strong scaling, but its batch of a worker is 32 at all"),
+        ("weak", "global_batch", (128, 128, 128), "is called weak scaling, but its global batch is 128 at all sizes"),
+        ("strong", "batch_per_rank", (128, 64, 32), ""),
+        ("weak", "batch_per_rank", (32, 32, 32), ""),
+        ("", "batch_per_rank", (32, 32, 32), ""),
+    ],
+)
+def test_a_mode_that_is_not_the_batch_that_stays_is_asked_about(
+    tmp_path: Path, mode: str, column: str, batches: tuple[int, ...], words: str
+) -> None:
+    lines = [f"{mode},ring,lenet,{n},{n},{batch},{99.5 * n}" for n, batch in zip((1, 2, 4), batches, strict=True)]
+    reported = remarks(tmp_path, *lines, header=f"mode,strategy,model,nodes,ranks,{column},images_per_second")
+    assert words in reported if words else not reported, reported
+
+
 def test_throughputs_say_the_unit_of_long_steps(tmp_path: Path) -> None:
     lines = [f"ring,lenet,{n},{n},32,{85.0 + n},{32 * n / (85.0 + n)}" for n in (1, 2, 4)]
     assert not remarks(

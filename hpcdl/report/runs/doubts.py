@@ -42,6 +42,7 @@ def doubts(header: Sequence[str], rows: Sequence[Mapping[str, str]], runs: Seque
     yield from _long_steps(timed)
     yield from _doubtful_units(header, runs)
     yield from _growing_batches(header, runs)
+    yield from _modes_that_vary(runs)
     yield from _ranks_of_a_node(runs)
     yield from _doubtful_epochs(runs)
     yield from _doubtful_totals(runs)
@@ -142,6 +143,23 @@ def _doubtful_units(header: Sequence[str], runs: Sequence[Run]) -> Iterator[str]
         jump = max(max(pair) / min(pair) for pair in itertools.pairwise(steps))
         if jump > _UNITS_MIXED:
             yield f"steps jump by a factor of {jump:,.0f} for {where}; check that all rows have the same unit"
+
+
+def _modes_that_vary(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a line for series whose mode is not the batch that stays the same: they would have no curve."""
+    series: dict[tuple[str, ...], list[Run]] = defaultdict(list)
+    for run in runs:
+        series[run.strategy, run.model, run.data, run.machine, run.version, run.mode].append(run)
+    for (strategy, model, *_, mode), members in series.items():
+        sizes = {run.workers for run in members}
+        per_worker, in_all = ({getattr(run, name) for run in members} for name in ("batch_per_rank", "global_batch"))
+        kept, other = {"strong": (in_all, per_worker), "weak": (per_worker, in_all)}.get(mode, ((), ()))
+        if len(sizes) > 1 and len(kept) == len(sizes) and len(other) == 1:
+            fixed, one = ("weak", "batch of a worker") if mode == "strong" else ("strong", "global batch")
+            yield (
+                f"{strategy} {model} is called {mode} scaling, but its {one} is {other.pop()} at all sizes, which is"
+                f" {fixed} scaling; call it that, leave mode empty, or correct the batch"
+            )
 
 
 def _ranks_of_a_node(runs: Sequence[Run]) -> Iterator[str]:

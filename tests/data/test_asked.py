@@ -1125,3 +1125,22 @@ def test_a_folder_of_tables_beside_another_file_is_told_of_the_format(stray: str
     with pytest.raises(UsageError, match=r"for the tables alone, such as a\.csv, give --format table"):
         recognise(str(tmp_path))
     assert make(tmp_path, tmp_path / "out", format="table").splits["all"].num_samples == 40
+
+
+@pytest.mark.parametrize(
+    ("mode", "suffix", "said"),
+    [
+        ("L", "png", "all images seen of test are grey, those of train in colour"),
+        ("RGB", "jpg", "all images seen of test are JPEG, those of train PNG"),
+        ("RGB", "png", ""),
+    ],
+)
+def test_splits_whose_images_differ_are_said(mode: str, suffix: str, said: str, tmp_path: Path) -> None:
+    for split, (own, ending) in {"train": ("RGB", "png"), "test": (mode, suffix)}.items():
+        for number in range(12):
+            path = tmp_path / "s" / split / "ab"[number % 2] / f"{number}.{ending}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(RANDOM.integers(0, 256, (8, 8, 3), np.uint8)).convert(own).save(path)
+    remarks = dry_run(request(tmp_path / "s", tmp_path / "out")).facts.remarks
+    found = [line for line in remarks if "all images seen" in line]
+    assert (len(found) == 1 and said in found[0]) if said else not found, remarks

@@ -56,7 +56,7 @@ def shape_of(
                     check_is_image(bytes(content[:HEAD_BYTES]), name)
                 if spec.checks:
                     _check_whole(content, name)
-                kinds.add(content, name, int(row["label"]))
+                kinds.add(content, name, int(row["label"]), split)
                 seen = by_class.setdefault(int(row["label"]), [])
                 if len(seen) < _DECODED and sum(map(len, itertools.chain(*by_class.values()))) < _MOST_DECODED:
                     seen.append(bytes(content))

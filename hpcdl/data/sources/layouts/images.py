@@ -13,7 +13,7 @@ import re
 import struct
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,8 @@ _ADDRESS = re.compile(r" <_io\.BytesIO object at \w+>")
 """Pillow's name for a file that it got as bytes."""
 _FEWEST_OF_CLASS = 5
 """Images of a class that are looked at before it is said what tells it from others."""
+_Look = tuple[str, str, str]
+"""Format, colour and size of an image, in words."""
 _GREY = _DEEP | {"1", "L", "LA"}
 
 
@@ -126,10 +128,11 @@ class ImageKinds:
         self._masks: dict[tuple[tuple[int, ...], str], str] = {}
         self._grey = True
         self._turned = ""
-        self._of_classes: dict[int, list[tuple[str, str, str]]] = {}
+        self._of_classes: dict[int, list[_Look]] = {}
+        self._of_splits: dict[str, list[_Look]] = {}
 
-    def add(self, content: Content, name: str, label: int = 0) -> None:
-        """Add the header of an image of class `label`; UnreadableSample if it is not an image."""
+    def add(self, content: Content, name: str, label: int = 0, split: str = "") -> None:
+        """Add the header of an image of class `label` in `split`; UnreadableSample if it is not an image."""
         head = image_head(content)
         if head.odd:
             raise SourceError(f"{name} {head.odd}")
@@ -149,6 +152,7 @@ class ImageKinds:
         self._turned = self._turned or (name if head.turned else "")
         look = head.kind, "grey" if head.grey else "in colour", f"of {head.height}x{head.width} pixels"
         self._of_classes.setdefault(label, []).append(look)
+        self._of_splits.setdefault(split, []).append(look)
         if not self._size:
             self._sizes.setdefault((head.height, head.width), name)
         # At once, so that a question does not wait for thousands of files.
@@ -185,7 +189,10 @@ class ImageKinds:
 
     def lines(self, class_names: Sequence[str] = ()) -> list[str]:
         """Return remarks on the values, and on what tells classes apart beside the content of their images."""
-        remarks = self._giveaways(class_names)
+        by_class = {shown(class_names[label]): looks for label, looks in sorted(self._of_classes.items())}
+        remarks = _told_apart(by_class, "a model may learn this instead of what they show")
+        # What tells classes apart as well is said already.
+        remarks += [] if remarks else _told_apart(self._of_splits, "a model of the one may fail on the other")
         if "float32" in self._depths:
             remarks.append(
                 "images of more than 8 bits are kept as float32 with the values of the files; training does not scale "
@@ -196,22 +203,20 @@ class ImageKinds:
             remarks.append(f"EXIF rotation is not applied, and {turned}")
         return remarks
 
-    def _giveaways(self, class_names: Sequence[str]) -> list[str]:
-        """Return a remark for each property that all images of a class share, and not those of another class."""
-        remarks = []
-        for at in range(3):
-            values = {label: {look[at] for look in looks} for label, looks in self._of_classes.items()}
-            few = any(len(looks) < _FEWEST_OF_CLASS for looks in self._of_classes.values())
-            if few or any(len(found) > 1 for found in values.values()):
-                continue
-            (first, one), *others = [(label, min(found)) for label, found in sorted(values.items())]
-            second, other = next((pair for pair in others if pair[1] != one), (first, one))
-            if other != one:
-                remarks.append(
-                    f"all images seen of {shown(class_names[first])} are {one}, those of {shown(class_names[second])} "
-                    f"{other}: a model may learn this instead of what they show"
-                )
-        return remarks
+
+def _told_apart(groups: Mapping[str, Sequence[_Look]], meaning: str) -> list[str]:
+    """Return a remark for each property that all images of a group share, and not those of another group."""
+    remarks = []
+    for at in range(3):
+        values = {name: {look[at] for look in looks} for name, looks in groups.items()}
+        few = any(len(looks) < _FEWEST_OF_CLASS for looks in groups.values())
+        if few or any(len(found) > 1 for found in values.values()):
+            continue
+        (first, one), *others = [(name, min(found)) for name, found in values.items()]
+        second, other = next((pair for pair in others if pair[1] != one), (first, one))
+        if other != one:
+            remarks.append(f"all images seen of {first} are {one}, those of {second} {other}: {meaning}")
+    return remarks
 
 
 def _shape_text(shape: tuple[int, ...], dtype: str) -> str:

@@ -1144,3 +1144,23 @@ def test_splits_whose_images_differ_are_said(mode: str, suffix: str, said: str, 
     remarks = dry_run(request(tmp_path / "s", tmp_path / "out")).facts.remarks
     found = [line for line in remarks if "all images seen" in line]
     assert (len(found) == 1 and said in found[0]) if said else not found, remarks
+
+
+@pytest.mark.parametrize("swapped", [True, False])
+@pytest.mark.parametrize("kind", ["files", "pixels", "fields"])
+def test_splits_with_colours_in_two_orders_are_said(kind: str, swapped: bool, tmp_path: Path) -> None:
+    pixels = np.clip(RANDOM.normal((180, 120, 60), 40, (60, 8, 8, 3)), 0, 255).astype(np.uint8)
+    test = pixels[40:, ..., ::-1] if swapped else pixels[40:]
+    if kind == "files":
+        for split, own in (("train", pixels[:40]), ("test", test)):
+            for number, one in enumerate(own):
+                path = tmp_path / "s" / split / "ab"[number % 2] / f"{number}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(np.ascontiguousarray(one)).save(path)
+    else:
+        labels = np.arange(60) % 2 if kind == "pixels" else np.arange(60) / 7
+        arrays = {"x_train": pixels[:40], "x_test": test, "y_train": labels[:40], "y_test": labels[40:]}
+        np.savez(tmp_path / "s.npz", **arrays)
+    remarks = dry_run(request(tmp_path / ("s" if kind == "files" else "s.npz"), tmp_path / "out")).facts.remarks
+    found = [line for line in remarks if "is one RGB and the other BGR" in line]
+    assert len(found) == swapped and all("brighter than the last in train" in line for line in found), remarks

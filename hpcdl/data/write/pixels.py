@@ -25,12 +25,14 @@ from hpcdl.data.sources.base.source import (
     UnreadableSample,
 )
 from hpcdl.data.sources.base.splits import some
-from hpcdl.data.sources.checks.numbers import mark_of_missing, two_units
+from hpcdl.data.sources.checks.numbers import COLOURS_READ, mark_of_missing, swapped_colours, two_units
 from hpcdl.data.sources.layouts.images import ImageKinds, check_end, decode
 from hpcdl.data.write.request import LayoutConfig
 
 _DECODED, _MOST_DECODED = 3, 4 << 20
 """Images of a class that are decoded, and the bytes of all of them."""
+_COLOURS_SEEN = 400
+"""Most pictures of a split whose colours are compared with another's."""
 _HEADERS = 500
 """At most this number of image files of a split are read for size and colours; the writing checks the rest."""
 
@@ -40,7 +42,7 @@ def shape_of(
 ) -> tuple[tuple[int, ...], SourceFacts]:
     """Return (height, width, channels) or the shape of the first field, and the facts with the type of the samples."""
     if facts.sample_shape is not None:
-        return tuple(facts.sample_shape), facts
+        return tuple(facts.sample_shape), _with_colours(source, facts, index, counts)
     if layout.compression and layout.encoding == "encoded":
         raise UsageError("--compression is for raw data; JPEG and PNG are compressed already")
     checks = spec.checks and spec.format in FILES_LISTED
@@ -62,6 +64,7 @@ def shape_of(
                     seen.append(bytes(content))
     shape, dtype = kinds.settled()
     remarks = [*kinds.lines(facts.class_names), *_remarks_on_black(by_class, facts, shape, dtype)]
+    remarks += _remarks_on_colours(source, facts, index, counts) if shape[-1] == 3 else []
     if dtype != "uint8" and layout.encoding == "encoded":
         raise UsageError("--encoding encoded is for images of 8 bits, and these have more; use --encoding raw")
     return shape, dataclasses.replace(facts, dtype=dtype, remarks=[*facts.remarks, *remarks])
@@ -90,6 +93,32 @@ def _remarks_on_black(
         f"images seen of {some(black)} hold 0 and 1 alone, and look black: were they numbers from 0 to 1 before they "
         "were saved as bytes? Then save 255 times as much"
     ]
+
+
+def _with_colours(source: Source, facts: SourceFacts, index: Index, counts: Mapping[str, int]) -> SourceFacts:
+    """Return `facts` with a remark if splits of arrays of pixels seem to have colours in two orders."""
+    if facts.samples_are != "pixels" or facts.fields or facts.sample_shape is None or facts.sample_shape[-1] != 3:
+        return facts
+    return dataclasses.replace(facts, remarks=[*facts.remarks, *_remarks_on_colours(source, facts, index, counts)])
+
+
+def _remarks_on_colours(source: Source, facts: SourceFacts, index: Index, counts: Mapping[str, int]) -> list[str]:
+    """Return a remark if splits seem to have colours in two orders; of each some MiB are read."""
+    means: dict[str, npt.NDArray[Any]] = {}
+    for split, count in counts.items() if len(counts) > 1 else ():
+        found, num_bytes = [], 0
+        # In any order: neighbours in a source are alike.
+        for number in np.random.default_rng(1).permutation(count)[:_COLOURS_SEEN]:
+            with contextlib.suppress(UnreadableSample):  # the writing finds it again and follows --on-error
+                content = source.read(index.rows(split, np.array([number], np.int64))[0], facts, index)
+                pixels = content if isinstance(content, np.ndarray) else decode(content, size=None, channels=3)
+                found.append(pixels.mean((0, 1), dtype=np.float64))
+                num_bytes += pixels.nbytes
+            if num_bytes > COLOURS_READ:
+                break
+        means[split] = np.array(found).reshape(-1, 3)
+    line = swapped_colours(means)
+    return [f"images: {line}"] if line else []
 
 
 def check_finite(spec: SourceSpec, source: Source, facts: SourceFacts, index: Index, counts: Mapping[str, int]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,8 @@ _CODES_BELOW = _CODES | set(range(1, 10))
 """Numbers of surveys for answers that are missing (refused, not known), those that are the last, and negative ones."""
 _MOST_ANSWERS, _FEWEST_CODED = 30, 5
 _FEWEST_EMPTY = 10
+COLOURS_READ, _SURE = 16 << 20, 5
+"""Bytes of a split's pictures whose colours are compared with another's, and the standard errors that make sure."""
 _PADDED, _SHORTEST_PADDED, _FEWEST_LENGTHS, _RARE = 64, 8, 4, 0.01
 """Series that are looked at for padding, the length from which on they are, the different lengths that they must have,
 and the part of their own values that may be like the padding."""
@@ -60,6 +62,7 @@ def doubts(field: Field, arrays: Sequence[PlacedArray], splits: Sequence[str]) -
             windows_shared(field, arrays, splits),
             padding(field, arrays),
             codes_of_missing(field, arrays),
+            _colours_of(field, arrays, splits),
         )
         if line
     ]
@@ -130,6 +133,38 @@ def mark_of_missing(name: str, dtype: np.dtype[Any], rows: Callable[[], Iterable
         f"{most[at]:g}{more}: a mark of missing values? It stays a number; if so, write NaN in the source and give "
         "--nan skip"
     )
+
+
+def _colours_of(field: Field, arrays: Sequence[PlacedArray], splits: Sequence[str]) -> str:
+    if len({*splits}) < 2 or not is_picture(field.shape) or field.shape[-1] != 3 or not all(map(_is_plain, arrays)):
+        return ""
+    most = max(1, COLOURS_READ // (math.prod(field.shape) * np.dtype(field.dtype).itemsize) // len(arrays))
+    means: dict[str, list[Array]] = {}
+    for array, split in zip(arrays, splits, strict=True):
+        means.setdefault(split, []).append(array.spread(min(most, _MOST_ROWS)).mean((1, 2), dtype=np.float64))
+    line = swapped_colours({split: np.concatenate(own) for split, own in means.items()})
+    return f"{field.name}: {line}" if line else ""
+
+
+def swapped_colours(means: Mapping[str, Array]) -> str:
+    """Describe two splits whose first and last colour seem to be swapped, as in OpenCV's order; empty if none are.
+
+    `means` are the mean colours of each split's pictures, (N, 3). By far more than by chance the two colours differ.
+    """
+    known: dict[str, tuple[float, float]] = {}
+    for split, colours in means.items():
+        colours = colours[np.isfinite(colours).all(1)]
+        apart = colours[:, 0] - colours[:, 2]
+        if len(apart) >= _FEWEST_EMPTY:
+            known[split] = float(apart.mean()), float(apart.std() / math.sqrt(len(apart)))
+    for (one, (first, doubt)), (two, (second, other)) in itertools.combinations(known.items(), 2):
+        if first * second < 0 and abs(first) > _SURE * doubt and abs(second) > _SURE * other:
+            red, blue = (one, two) if first > 0 else (two, one)
+            return (
+                f"the first colour is brighter than the last in {red}, and darker in {blue}: is one RGB and the other "
+                "BGR, as OpenCV reads? Write them alike"
+            )
+    return ""
 
 
 def codes_of_missing(field: Field, arrays: Sequence[PlacedArray]) -> str:

@@ -190,9 +190,9 @@ class ImageKinds:
     def lines(self, class_names: Sequence[str] = ()) -> list[str]:
         """Return remarks on the values, and on what tells classes apart beside the content of their images."""
         by_class = {shown(class_names[label]): looks for label, looks in sorted(self._of_classes.items())}
-        remarks = _told_apart(by_class, "a model may learn this instead of what they show")
+        remarks = _giveaways(by_class, "a model may learn this instead of what they show")
         # What tells classes apart as well is said already.
-        remarks += [] if remarks else _told_apart(self._of_splits, "a model of the one may fail on the other")
+        remarks += [] if remarks else _giveaways(self._of_splits, "a model of the one may fail on the other")
         if "float32" in self._depths:
             remarks.append(
                 "images of more than 8 bits are kept as float32 with the values of the files; training does not scale "
@@ -204,7 +204,7 @@ class ImageKinds:
         return remarks
 
 
-def _told_apart(groups: Mapping[str, Sequence[_Look]], meaning: str) -> list[str]:
+def _giveaways(groups: Mapping[str, Sequence[_Look]], meaning: str) -> list[str]:
     """Return a remark for each property that all images of a group share, and not those of another group."""
     remarks = []
     for at in range(3):

@@ -189,7 +189,8 @@ class ImageKinds:
 
     def lines(self, class_names: Sequence[str] = ()) -> list[str]:
         """Return remarks on the values, and on what tells classes apart beside the content of their images."""
-        by_class = {shown(class_names[label]): looks for label, looks in sorted(self._of_classes.items())}
+        called = list(map(shown, class_names)) or [*map(str, range(max(self._of_classes, default=0) + 1))]
+        by_class = {called[label]: looks for label, looks in sorted(self._of_classes.items())}
         remarks = _giveaways(by_class, "a model may learn this instead of what they show")
         # What tells classes apart as well is said already.
         remarks += [] if remarks else _giveaways(self._of_splits, "a model of the one may fail on the other")

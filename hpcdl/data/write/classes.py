@@ -14,7 +14,7 @@ from hpcdl.core.units import counted
 from hpcdl.data.sources.base.labels import misread, missing_among, question_of_words
 from hpcdl.data.sources.base.source import SourceFacts
 from hpcdl.data.sources.base.splits import some
-from hpcdl.data.sources.checks.numbers import missing_codes
+from hpcdl.data.sources.checks.missing import missing_codes
 from hpcdl.data.write.division import Counts
 
 _WHOLE = re.compile(r"-?[0-9]{1,18}")

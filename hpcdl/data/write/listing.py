@@ -35,7 +35,8 @@ from hpcdl.data.sources.base.source import (
 )
 from hpcdl.data.sources.base.splits import leaves_out_split, left_out, some
 from hpcdl.data.sources.checks.groups import remark_on_names
-from hpcdl.data.sources.checks.numbers import is_other_aspect, step_of_windows
+from hpcdl.data.sources.checks.pictures import is_other_aspect
+from hpcdl.data.sources.checks.series import step_of_windows
 from hpcdl.data.sources.reader.source import user_reader
 from hpcdl.data.write.classes import (
     ask_of_names,

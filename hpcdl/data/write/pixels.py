@@ -25,7 +25,9 @@ from hpcdl.data.sources.base.source import (
     UnreadableSample,
 )
 from hpcdl.data.sources.base.splits import some
-from hpcdl.data.sources.checks.numbers import COLOURS_READ, mark_of_missing, swapped_colours, two_units
+from hpcdl.data.sources.checks.missing import mark_of_missing
+from hpcdl.data.sources.checks.numbers import two_units
+from hpcdl.data.sources.checks.pictures import COLOURS_READ, swapped_colours
 from hpcdl.data.sources.layouts.images import ImageKinds, check_end, decode
 from hpcdl.data.write.request import LayoutConfig
 

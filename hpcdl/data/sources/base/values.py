@@ -14,6 +14,11 @@ EXACT = 1 << 24
 """float32 represents every integer up to this one."""
 LOOKED_AT = 64
 """Most pieces of an array that are searched for such numbers."""
+READ, MOST_ROWS = 1 << 22, 1 << 14
+"""Values and rows of a field that a check reads at most."""
+FEWEST, RARE_FROM = 10, 100
+"""Values below which a check says nothing, and the part (one in RARE_FROM) that is no stray."""
+NUMBERS_SHOWN = 5
 ABSENT = np.iinfo(np.int64).min
 """Marks a missing label."""
 _NEARLY = 10
@@ -59,6 +64,11 @@ def different(arrays: Sequence[PlacedArray]) -> tuple[Array, str]:
         if len(labels) > MOST_CLASSES:
             return labels, "over "
     return labels, ""
+
+
+def is_plain(array: PlacedArray) -> bool:
+    """Return whether an array holds numbers in rows of one length, in a file."""
+    return array.stored and not array.offsets and not array.text and bool(array.shape)
 
 
 def are_whole(values: Array) -> bool:

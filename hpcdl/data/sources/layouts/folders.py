@@ -31,7 +31,7 @@ from hpcdl.data.sources.base.splits import (
     typed,
 )
 from hpcdl.data.sources.base.values import LOOKED_AT
-from hpcdl.data.sources.checks.numbers import colours_as_classes, is_other_aspect, mask_with_gaps
+from hpcdl.data.sources.checks.pictures import colours_as_classes, is_other_aspect, mask_with_gaps
 from hpcdl.data.sources.layouts.images import PictureField, colours_used, decode_mask, image_head
 
 _PICTURES = re.compile(r"(?:jpeg|png)?(?:images?|imgs?|photos?|pictures?|frames?)|inputs?|rgb|scans?|raws?")

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.core.errors import HpcdlError, SourceError, UsageError
 from hpcdl.data.format.manifest import Manifest, read_manifest
 from hpcdl.data.sources.base.source import recognise
 from hpcdl.data.sources.layouts.records import example_class, masked_crc
@@ -497,3 +497,34 @@ def test_empty_lines_of_text_are_reported(tmp_path: Path) -> None:
 def make_of_two(folder: Path, lines: str, name: str) -> Manifest:
     (folder / "s" / "neg.txt").write_text(lines)
     return make(folder / "s", folder / name)
+
+
+def test_arrays_called_by_the_split_of_their_file_are_fields_of_all_splits(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for split, count in (("train", 12), ("test", 6)):
+        with h5py.File(source / f"{split}_signs.h5", "w") as file:
+            file[f"{split}_set_x"] = np.arange(count * 4, dtype=np.float32).reshape(count, 4)
+            file[f"{split}_set_y"] = np.arange(count) % 2
+            file["list_classes"] = [b"no", b"yes"]
+    manifest = make(source, tmp_path / "out")
+    assert [field.name for field in manifest.fields] == ["x", "y"] and manifest.class_names == ("no", "yes")
+    assert {split: own.num_samples for split, own in manifest.splits.items()} == {"train": 12, "test": 6}
+
+
+@pytest.mark.parametrize("num_labels", [6, 5])
+def test_files_of_one_split_with_other_arrays_are_taken_together(num_labels: int, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for split, count in (("train", 12), ("valid", num_labels)):
+        with h5py.File(source / f"level_2_{split}_x.h5", "w") as file:
+            file["x"] = np.arange(max(count, 6) * 4, dtype=np.float32).reshape(-1, 4)
+        with h5py.File(source / f"level_2_{split}_y.h5", "w") as file:
+            file["y"] = (np.arange(count) % 2).reshape(-1, 1, 1, 1)
+    if num_labels < 6:
+        with pytest.raises(SourceError, match=r"of the split val hold unequal numbers of samples \(x 6, y 5\)"):
+            make(source, tmp_path / "out")
+        return
+    manifest = make(source, tmp_path / "out")
+    assert {split: own.num_samples for split, own in manifest.splits.items()} == {"train": 12, "val": 6}
+    assert any("taken together, row by row" in line for line in manifest.understood)

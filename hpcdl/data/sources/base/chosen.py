@@ -175,6 +175,11 @@ def divided(
     Parts stay whole if the user names arrays by full paths. Raises SourceError if a split has two arrays of one name,
     or lacks an input or a target.
     """
+    if len(parts) > 1 and spec.split_names != IGNORE:
+        joined = _joined(parts)
+        if len(joined) < len(parts):
+            remarks.append("files of one split hold other arrays, and are taken together, row by row")
+        return _named_alike(joined)
     if len(parts) != 1 or parts[0].split != UNSPLIT or spec.split_names == IGNORE:
         return list(parts)
     arrays = {path: own for path, own in parts[0].arrays.items() if not left_out(path, spec.leave_out)}
@@ -205,6 +210,34 @@ def divided(
     return [ArrayGroup(split=split, arrays=made[split]) for split in ("train", "val", "test") if split in made]
 
 
+def _joined(parts: Sequence[ArrayGroup]) -> list[ArrayGroup]:
+    """Return one part for each split whose files hold different arrays, such as train_x.h5 beside train_y.h5."""
+    arrays: dict[str, dict[str, FoundArray]] = {}
+    for part in parts:
+        arrays.setdefault(part.split, {}).update(part.arrays)
+    if UNSPLIT in arrays or sum(map(len, arrays.values())) < sum(len(part.arrays) for part in parts):
+        return list(parts)
+    return [ArrayGroup(split=split, arrays=own) for split, own in arrays.items()]
+
+
+def _named_alike(parts: Sequence[ArrayGroup]) -> list[ArrayGroup]:
+    """Return the parts with names for their arrays that lack the part's split: train_set_x in train.h5 is x."""
+    if len({frozenset(part.arrays) for part in parts}) < 2:
+        return list(parts)
+    made = [
+        ArrayGroup(
+            split=part.split,
+            arrays={
+                without_split(path) if path_split(path) == part.split else path: own
+                for path, own in part.arrays.items()
+            },
+        )
+        for part in parts
+    ]
+    same = all(len(new.arrays) == len(old.arrays) for new, old in zip(made, parts, strict=True))
+    return made if same else list(parts)
+
+
 def path_split(path: str) -> str | None:
     """Return the split in the parts of an array's path; the last parts take precedence."""
     return next((split for part in reversed(path.split("/")) if (split := split_in(part))), None)
@@ -220,4 +253,6 @@ def _part_without_split(part: str) -> str:
     if split_in(part) is None:
         return part
     kept = [piece for piece in re.split(r"([_.-]+)", part) if not split_in(piece)]
+    if any(re.match(r"[^_.-]", piece) and piece.lower() != "set" for piece in kept):
+        kept = [piece for piece in kept if piece.lower() != "set"]  # train_set_x
     return re.sub(r"[_.-]+", lambda match: match[0][0], "".join(kept)).strip("_.-")

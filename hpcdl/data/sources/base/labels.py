@@ -33,7 +33,10 @@ _MISSING = frozenset(
 _MISSING_AS_WRITTEN = frozenset({"NA", "None"})
 """Python's and R's words, case-sensitive; "none" is a usual name for a class."""
 MOST_CLASSES = 1_000_000
-CLASS_LISTS = ("class_names", "classes", "label_names", "target_names", "class_labels", "category_names", "categories")
+CLASS_LISTS = (
+    "class_names", "classes", "label_names", "target_names", "class_labels", "category_names", "categories",
+    "list_classes",
+)  # fmt: skip
 """Names of arrays that list the classes of integer labels."""
 
 

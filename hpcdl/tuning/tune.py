@@ -22,6 +22,7 @@ from hpcdl.core.processes.streams import caught
 from hpcdl.core.storage.disk import check_outputs, make_output_folder
 from hpcdl.core.storage.lock import writing
 from hpcdl.core.units import format_seconds
+from hpcdl.data.format.dataset import open_dataset
 from hpcdl.models.table import check_model_spec, model_name
 from hpcdl.node.accelerators import ask_tensorflow, choose, described
 from hpcdl.node.engine import Engine, find_engine
@@ -224,6 +225,8 @@ def prepare(config: TuneConfig, *, planning: bool = False) -> PreparedSearch:
         raise UsageError("--model is needed: the network to tune for, for example --model resnet50")
     if config.workload.model is not None:
         check_model_spec(config.workload.model)
+    if config.workload.data is not None and not planning:
+        open_dataset(config.workload.data)  # else each trial would fail by it, after the earlier log was moved
     topology, published = _node(config.search.machine, planning=planning)
     topology, remark = _as_tensorflow_sees(topology)
     engine = find_engine()

@@ -68,6 +68,7 @@ def test_plan_for_this_node_is_readable(ask_hpcdl: Run, tmp_path: Path) -> None:
         (["--model", "lenet", "--budget", "0"], "--budget: 0"),
         ([], "--model is needed"),
         (["--model", "lenett"], "lenet"),
+        (["--model", "lenet", "--data", "absent"], "no such data folder: absent"),
         (["--model", "lenet", "--machine", "theta-knl"], "add --plan"),
         (["--plan", "--machine", "theta"], "theta-knl"),
         (["--plan", "--batch-sizes", "32,x"], "--batch-sizes '32,x'"),

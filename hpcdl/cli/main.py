@@ -80,7 +80,7 @@ def run(arguments: list[str]) -> int:
         complain(Interrupted("stopped by Ctrl-C"))
         return Interrupted.exit_code
     except Exception as error:  # noqa: BLE001  the last line of defence; -v shows the traceback
-        return _unexpected(error)
+        return _unexpected(error, arguments)
     return result if isinstance(result, int) else 0
 
 
@@ -115,7 +115,18 @@ def complain(error: BaseException) -> None:
         say(f"hpcdl: {line}")
 
 
-def _unexpected(error: Exception) -> int:
+def _way_to_type(text: str, arguments: list[str]) -> str:
+    """Return what to type where a line has words too many: most often it has spaces that divide a value."""
+    if "unexpected extra argument" not in text:
+        return ""
+    if "=" in arguments:
+        return ". `=` has spaces around it; type --option=VALUE"
+    if any(word.endswith(",") for word in arguments):
+        return ". A list has a space behind its comma; type it without, or in quotes"
+    return ". Settings need names, as in --option VALUE, and values with spaces need quotes"
+
+
+def _unexpected(error: Exception, arguments: list[str]) -> int:
     message = getattr(error, "format_message", None)
     # By name: typer brings its own copy of click, whose classes are private.
     if type(error).__name__ == "NoArgsIsHelpError":
@@ -131,7 +142,7 @@ def _unexpected(error: Exception) -> int:
             text += f"; `{name}` has {', '.join(commands)}"
         if name == "hpcdl run" and getattr(error, "option_name", None) == "-m":
             text += f": {PACKAGED.format(module='PACKAGE.MODULE')}"
-        say(f"hpcdl: {text}; see `{name} --help`")
+        say(f"hpcdl: {text}{_way_to_type(text, arguments)}; see `{name} --help`")
         return 2
     if type(error).__name__ == "Abort":
         complain(Interrupted("stopped by Ctrl-C"))

@@ -129,3 +129,18 @@ def test_an_unknown_command_of_a_group_is_answered_with_its_commands(ask_hpcdl: 
     refused = ask_hpcdl(["config", "train"])
     assert refused.code == 2 and not refused.out
     assert refused.err == "hpcdl: No such command 'train'; `hpcdl config` has show; see `hpcdl config --help`\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["train", "--epochs", "=", "5"], "type --option=VALUE"),
+        (["shard", "a", "b", "--split", "train=0.8,", "val=0.2"], "type it without, or in quotes"),
+        (["train", "lenet", "shards"], "as in --option VALUE"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_words_too_many_are_answered_with_what_to_type(words: list[str], remedy: str, ask_hpcdl: CommandLine) -> None:
+    refused = ask_hpcdl(words)
+    assert refused.code == 2 and not refused.out
+    assert remedy in refused.err and refused.err.count("\n") == 1

@@ -135,7 +135,7 @@ def _unexpected(error: Exception, arguments: list[str]) -> int:
         return 0
     if message is not None:  # typer's own usage errors
         context = getattr(error, "ctx", None)
-        name = context.command_path if context else "hpcdl"
+        name = context.command_path if context else f"hpcdl {command_in(arguments)}".rstrip()
         text = message().rstrip(".")
         commands = getattr(context.command, "commands", {}) if context and context.parent else {}  # those of a group
         if text.startswith("No such command") and "Did you mean" not in text and commands:

@@ -144,3 +144,9 @@ def test_words_too_many_are_answered_with_what_to_type(words: list[str], remedy:
     refused = ask_hpcdl(words)
     assert refused.code == 2 and not refused.out
     assert remedy in refused.err and refused.err.count("\n") == 1
+
+
+def test_an_option_without_its_value_is_answered_with_the_help_of_its_command(ask_hpcdl: CommandLine) -> None:
+    for words in (["shard", "a", "b", "--normalise"], ["report", "--import", "results.csv"]):
+        refused = ask_hpcdl(words)
+        assert refused.code == 2 and f"see `hpcdl {words[0]} --help`" in refused.err

@@ -272,5 +272,6 @@ def _function(module: Any, kind: str, name: str) -> Callable[..., Any]:
     for helper in ("get", "serialize", "deserialize"):
         functions.pop(helper, None)
     if name not in functions:
-        raise UsageError(f"unknown {kind} {name!r}{suggestion(name, functions)}")
+        own = [CROSS_ENTROPY] if kind == "loss" else []  # hpcdl's word beside those of Keras
+        raise UsageError(f"unknown {kind} {name!r}{suggestion(name, [*functions, *own])}")
     return functions[name]

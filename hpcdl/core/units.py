@@ -33,6 +33,14 @@ def parse_bytes(text: str) -> int:
     return int(Decimal(match[1]) * _BYTES[match[2]])
 
 
+def parse_size(text: str) -> int:
+    """Return the bytes in `text`, as `parse_bytes`. ValueError for a small number without a unit: 64 may mean MiB."""
+    num_bytes, word = parse_bytes(text), text.strip()
+    if 0 < num_bytes < 1024 and not word[-1].isalpha():
+        raise ValueError(f"{word} of which unit? Write {word}MiB, {word}KiB or, for bytes, {word}B")
+    return num_bytes
+
+
 def parse_seconds(text: str) -> float:
     """Return the seconds in `text`: `90`, `10m`, `1h30m`, `01:30:00`, `1-00:00:00`. Raises ValueError otherwise."""
     stripped = text.strip().lower()

@@ -16,7 +16,7 @@ from typing import Any
 from hpcdl.core.errors import CorruptError, UnknownNameError, UsageError, suggestion
 from hpcdl.core.paths import share_folder
 from hpcdl.core.storage.files import read_json, read_toml
-from hpcdl.core.units import parse_bytes
+from hpcdl.core.units import parse_size
 
 FORMS = "a name of share/hpcdl/networks, a file, or latency,bandwidth such as 2us,12.5GB"
 
@@ -103,7 +103,7 @@ def _from_numbers(text: str) -> Network:
     if match is None:
         raise UsageError(f"--network {text}: {latency!r} is no latency; give {FORMS}")
     try:
-        carried = parse_bytes(bandwidth.strip().removesuffix("/s"))
+        carried = parse_size(bandwidth.strip().removesuffix("/s"))
     except ValueError as error:
         raise UsageError(f"--network {text}: {error}; give {FORMS}") from None
     return Network(

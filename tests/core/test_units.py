@@ -13,6 +13,7 @@ from hpcdl.core.units import (
     format_seconds,
     parse_bytes,
     parse_seconds,
+    parse_size,
 )
 
 
@@ -22,6 +23,16 @@ from hpcdl.core.units import (
 )
 def test_bytes_are_read_with_their_unit(text: str, expected: int) -> None:
     assert parse_bytes(text) == expected
+
+
+def test_a_small_size_needs_its_unit() -> None:
+    """64 was taken as 64 bytes: 1,797 shards in place of four."""
+    assert [parse_size(text) for text in ("64B", "64 MiB", "0", "1024")] == [64, 64 * 1024**2, 0, 1024]
+    for text in ("64", "12.5"):
+        with pytest.raises(
+            ValueError, match=f"{text} of which unit. Write {text}MiB, {text}KiB or, for bytes, {text}B"
+        ):
+            parse_size(text)
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "-5MiB", "5 miles", "1e3", "nan"])

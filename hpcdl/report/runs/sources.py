@@ -19,7 +19,7 @@ from hpcdl.core.processes.collector import no_collection
 from hpcdl.core.progress import NullProgress, Progress
 from hpcdl.core.records.run_record import FILE_NAME, read_record, state_of
 from hpcdl.core.storage.files import read_json
-from hpcdl.core.units import counted, listed, parse_bytes
+from hpcdl.core.units import counted, listed, parse_size
 from hpcdl.report.runs.findings import Inferred, inferred_of
 from hpcdl.report.runs.run import Run, from_record
 
@@ -244,7 +244,7 @@ def link_of(text: str) -> float:
     if path.is_file():
         return _measured_link(path)
     try:
-        bytes_per_second = float(parse_bytes(text))
+        bytes_per_second = float(parse_size(text))
     except ValueError as error:
         raise UsageError(f"--link: {error}; or name a file made by hpcdl bench allreduce --json") from None
     if bytes_per_second <= 0:

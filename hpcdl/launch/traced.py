@@ -12,14 +12,13 @@ from hpcdl.core.errors import CorruptError, UnknownNameError, UsageError
 from hpcdl.core.records.run_record import read_record
 from hpcdl.core.units import counted
 from hpcdl.report.runs.findings import HostNetwork, SlowRank, TracedRun
+from hpcdl.report.runs.run import FEW_STEPS
 from hpcdl.strategies.table import find_strategy
 from hpcdl.trace.findings import Findings, findings
 from hpcdl.trace.network import HostTraffic
 from hpcdl.trace.recorder import FOLDER
 from hpcdl.trace.steps import Merged, Steps, merge, read_run, readiness, steps_of
 
-FEW_STEPS = 5
-"""With fewer steps, which rank waited for which is mostly chance."""
 MOST_TRACES = 12
 """Most traces per report, since each is read as a whole."""
 

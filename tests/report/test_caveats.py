@@ -116,6 +116,17 @@ def test_a_worker_that_computes_much_longer_is_reported(seconds: tuple[float, ..
     assert [line.rpartition(": ")[2] for line in lines] == ([told_of] if told_of else [])
 
 
+@pytest.mark.parametrize(("num_steps", "told_of"), [(3, False), (5, True), (7, True), (8, False), (50, False)])
+def test_few_steps_after_the_warm_up_are_reported_and_call_no_worker_slow(num_steps: int, told_of: bool) -> None:
+    ranks = [
+        RankRecord(rank=rank, host="n0", role="worker", parts={"compute": 0.02 + 0.03 * rank}) for rank in range(2)
+    ]
+    record = make_record(2, 1000.0, step_seconds=[0.064] * num_steps, steps=num_steps, rank_records=ranks)
+    lines = told([as_run(record, "one")])
+    assert any("fewer than 5 steps after the warm-up in 1 run" in line for line in lines) is told_of
+    assert any("one worker computes" in line for line in lines) is (num_steps >= 8)
+
+
 def test_runs_of_one_seed_that_learned_apart_are_no_caveat() -> None:
     runs = [make_run(1, 100.0 + i, loss=0.5 + i, accuracy=0.9, config={"seed": "0"}) for i in range(3)]
     assert told([*runs, make_run(2, 200.0), make_run(2, 201.0), make_run(2, 202.0)]) == []

@@ -15,9 +15,11 @@ from hpcdl.report.analysis.settings import settings_of_runs, trifling_difference
 from hpcdl.report.document import number
 from hpcdl.report.runs.run import (
     EMULATED,
+    FEW_STEPS,
     SLOW,
     Run,
     contradictions,
+    few_steps,
     learned_apart,
     rates_in_order,
     slow_worker,
@@ -36,6 +38,7 @@ def caveats(runs: Sequence[Run], unreadable: Sequence[str], curves: Sequence[Cur
         lambda: _contradicting(runs),
         lambda: _outliers(curves),
         lambda: _drifting(curves),
+        lambda: _few_steps(runs),
         lambda: _unsteady(runs),
         lambda: _slow_workers(runs),
         lambda: _above_ideal(curves),
@@ -125,6 +128,17 @@ def _drifting(curves: Sequence[Curve]) -> Iterable[str]:
         yield (
             "throughput drifts from the first to the last repeat of a setting, so something changed meanwhile, or a"
             f" table is sorted by speed; intervals assume neither: {listed(texts)}"
+        )
+
+
+def _few_steps(runs: Sequence[Run]) -> Iterable[str]:
+    """Report throughputs of a few steps; runs without any after the warm-up have a warning of their own."""
+    few = [run for run in runs if run.usable and few_steps(run) and (run.measured_steps or 0) > 0]
+    if few:
+        texts = [f"{run.name} {counted(run.measured_steps or 0, 'step')}" for run in few]
+        yield (
+            f"fewer than {FEW_STEPS} steps after the warm-up in {counted(len(few), 'run')}, kept in every mean; their"
+            f" times may be chance, so train for more steps: {listed(texts, 3)}"
         )
 
 

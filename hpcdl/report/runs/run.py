@@ -50,7 +50,8 @@ class Run:
     distinguishes data of the same name: their checksum, without the seed, which differs between repeats. `config` holds
     its settings as text; `settings` those that distinguish it from other runs of its network and data, once a report
     has read all runs. `labels` are the study's names of settings and of `key=value`. `profile` names the file of the
-    node profile. `rounds_per_step` and `round_bytes_per_step` are those of the busiest rank.
+    node profile. `measured_steps` are those after the warm-up, below 1 if there were none.
+    `rounds_per_step` and `round_bytes_per_step` are those of the busiest rank.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Run:
     counted: str = IMAGES
     step_seconds: float | None = None
     step_seconds_p95: float | None = None
+    measured_steps: int | None = None
     first_and_last_steps: tuple[float, float] | None = None
     seconds_per_epoch: float | None = None
     seconds_total: float | None = None
@@ -167,6 +169,15 @@ def contradictions(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
+FEW_STEPS = 5
+"""With fewer steps after the warm-up, a mean of them and who was slow are mostly chance."""
+
+
+def few_steps(run: Run) -> bool:
+    """Return whether a run has too few steps after the warm-up; False if they are not known, as in a table."""
+    return run.measured_steps is not None and run.measured_steps < FEW_STEPS
+
+
 _UNSTEADY = 1.5
 SLOW = 1.5
 """How many times as long as the others a worker computes, to be called slow."""
@@ -184,7 +195,7 @@ def unsteady(run: Run) -> str:
 def slow_worker(run: Run) -> str:
     """Return the name of a run with a worker that computes much longer than the others, and where; else empty."""
     slow = run.slowest
-    if not run.usable or slow is None or slow.factor <= SLOW:
+    if not run.usable or few_steps(run) or slow is None or slow.factor <= SLOW:
         return ""
     if slow.beyond_s <= _LEAST_OF_STEP * (run.step_seconds or 0.0):
         return ""
@@ -237,6 +248,7 @@ def from_record(record: RunRecord, name: str) -> Run:
         version=", ".join([f"{package} {software[package]}" for package in _VERSIONS if software.get(package)]),
         step_seconds=_step_seconds(record),
         step_seconds_p95=_step_seconds_p95(record),
+        measured_steps=len(record.step_seconds) - record.warmup_steps if record.step_seconds else None,
         first_and_last_steps=_first_and_last_steps(record),
         slowest=_slowest(record.rank_records),
         parts={part: value for part in PARTS if isfinite(value := record.parts.get(part, math.nan))},

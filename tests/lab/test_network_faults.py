@@ -21,7 +21,8 @@ def test_a_run_continues_when_a_node_is_cut_off_for_a_while(lab_slurm: SlurmLab)
     """A run continues after a partition, with a slow link and a clock ahead; root's tc setting is gone at the end."""
     desk = desk_of(lab_slurm, "impaired")
     faults = "skew:host=2:+5s,link:host=1:100mbit,partition:host=2@step=20+2s"
-    words = (*TRAIN, "--steps", "60", "--stall-timeout", "20s", "--inject", faults)
+    # One step a call: the time of a call is divided among its steps, so that none of several would stand out.
+    words = (*TRAIN, "--steps", "60", "--steps-per-call", "1", "--stall-timeout", "20s", "--inject", faults)
     number = desk.submit("--nodes", "3", "--time", "10m", "--", *words, run="impaired")
     job = lab_slurm.wait_for_job(number)
     assert job["JobState"] == "COMPLETED", desk.log(number)

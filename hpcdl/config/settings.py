@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 
 from hpcdl.config.forms import parse_compression, parse_trace
 from hpcdl.core.errors import shown
-from hpcdl.core.units import format_bytes, format_seconds, parse_seconds, parse_size
+from hpcdl.core.units import format_bytes, format_seconds, parse_bytes, parse_seconds
 
 REQUIRED = dataclasses.MISSING
 LARGEST = 2**63 - 1  # TOML's integers have 64 bits
@@ -196,7 +196,7 @@ def _real(value: Any) -> float:
 
 
 def _bytes(value: Any) -> int:
-    return _within(value if isinstance(value, int) and not isinstance(value, bool) else parse_size(str(value)))
+    return _within(value if isinstance(value, int) and not isinstance(value, bool) else parse_bytes(str(value)))
 
 
 def _amount(value: Any) -> int:

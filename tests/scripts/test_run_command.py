@@ -329,6 +329,7 @@ hpcdl.barrier()
 
 @pytest.mark.long
 def test_one_rank_downloads_what_all_ask_for(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "downloads").mkdir()  # Keras takes /tmp/.keras for a cache that is not there
     (tmp_path / "script.py").write_text(DOWNLOADS)
     finished = run(session_hpcdl, tmp_path, "--run-dir", tmp_path / "run", tmp_path / "script.py")
     assert (finished.code, finished.out.count("downloads")) == (0, 1), finished.err

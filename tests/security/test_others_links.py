@@ -279,10 +279,12 @@ def test_a_folder_that_another_has_linked_is_not_written_to(scene: Scene, name: 
 
 def test_a_job_is_cancelled_beside_a_link(scene: Scene) -> None:
     """`hpcdl cancel` works although its note against requeueing, in the job's folder, is a planted link."""
-    assert scene.caller(scene.words(SUBMIT), scene.here).code == 0
-    scene.plant(scene.shared / "run.job" / "cancelled")
+    words = [word.replace("{shared}/run", "{shared}/cancelled") for word in SUBMIT]  # another job may have the run
+    submitted = scene.caller(scene.words(words), scene.here)
+    assert submitted.code == 0, submitted.err
+    scene.plant(scene.shared / "cancelled.job" / "cancelled")
     assert scene.caller(["cancel", "4711"], scene.here).code == 0
-    assert (scene.shared / "run.job" / "cancelled").is_file()
+    assert (scene.shared / "cancelled.job" / "cancelled").is_file()
 
 
 def test_a_study_where_others_plant_links_keeps_what_they_lead_to(scene: Scene) -> None:

@@ -178,7 +178,7 @@ def divided(
     if len(parts) > 1 and spec.split_names != IGNORE:
         joined = _joined(parts)
         if len(joined) < len(parts):
-            remarks.append("files of one split hold other arrays, and are taken together, row by row")
+            remarks.append("the files of a split hold different arrays: they are taken together, row by row")
         return _named_alike(joined)
     if len(parts) != 1 or parts[0].split != UNSPLIT or spec.split_names == IGNORE:
         return list(parts)

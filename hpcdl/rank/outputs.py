@@ -33,6 +33,7 @@ from hpcdl.models.emulated import LAYERS
 from hpcdl.models.load import user_function
 from hpcdl.models.saved import OwnCode, check_saved, load_saved
 from hpcdl.models.table import parse_spec
+from hpcdl.rank.ranges import first_inputs, other_ranges
 from hpcdl.rank.worker import build_model, save_model
 from hpcdl.run import rundir
 from hpcdl.run.inference import InferencePlan
@@ -72,11 +73,9 @@ class Predictor:
     def first_batch(self) -> float:
         """Compute the first batch of the first split to set `fields`. Return its seconds, including compilation."""
         split = self.plan.splits[0]
-        batches = evaluation_batches(self.dataset, split, batch_size=self.plan.batch_size, firsts=[0])
-        try:
-            inputs, _ = next(batches)
-        finally:
-            batches.close()
+        inputs = first_inputs(self.dataset, split, self.plan.batch_size)
+        if self.plan.trained:
+            self.warnings += other_ranges(self.plan.model, self.plan.trained, self.dataset, inputs)
         began = time.perf_counter()
         self._call = _graph_of(self._model, inputs)
         try:
@@ -327,6 +326,8 @@ def evaluate_run(run_dir: Path, data: str, split_name: str | None) -> tuple[Eval
     config = dataclasses.replace(resolved.config.objective, label_smoothing=0.0)
     check_objective(config, dataset)
     evaluate = Evaluator(model, objective_of(config, dataset.targets))
+    inputs = first_inputs(dataset, dataset.splits[name], resolved.config.data.batch_size)
+    model_warnings += other_ranges(run_dir, resolved.config, dataset, inputs)
     batches: Iterable[Any] = evaluation_batches(
         dataset, dataset.splits[name], batch_size=resolved.config.data.batch_size
     )

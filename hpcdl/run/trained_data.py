@@ -130,15 +130,8 @@ def fields_as_trained(given: Dataset, trained: Dataset, *, targets: bool = True)
     Without `targets` nothing depends on the classes of `given`, which may be others.
     Raises UsageError if a field's classes or words have other numbers than the model has learned.
     """
-    by_name = {field.name: field for field in trained.fields}
-    messages = [
-        f"warning: {field.name!r} of {given.name} holds {field.dtype}, and {by_name[field.name].dtype} in "
-        f"{trained.name}: training scales bytes of pictures alone; are both in the same range?"
-        for field in given.inputs
-        if field.name in by_name and (field.dtype == "uint8") != (by_name[field.name].dtype == "uint8")
-    ]
     if given.pictures:
-        return given, messages  # their classes are matched by name: see classes_as_trained
+        return given, []  # their classes are matched by name: see classes_as_trained
     missing = [field.name for field in trained.inputs if field.name not in {field.name for field in given.inputs}]
     if missing and not trained.pictures:
         raise UsageError(
@@ -146,6 +139,8 @@ def fields_as_trained(given: Dataset, trained: Dataset, *, targets: bool = True)
             f"{listed([field.name for field in given.inputs], _MOST)}: shard it with --input PATH={missing[0]}"
         )
     fields: list[Field] = []
+    messages: list[str] = []
+    by_name = {field.name: field for field in trained.fields}
     for field in given.fields:
         learnt = by_name.get(field.name, field)
         if targets or field.role == "input":

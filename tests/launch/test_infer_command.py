@@ -141,8 +141,12 @@ def test_images_of_another_range_are_warned_of(session_hpcdl: CommandLine, train
     np.savez(tmp_path / "a.npz", images=np.full((8, 28, 28, 1), 200.0, np.float32), labels=np.arange(8) % 2)
     assert session_hpcdl(["shard", tmp_path / "a.npz", tmp_path / "data"]).code == 0
     done = session_hpcdl(["infer", trained, "--data", tmp_path / "data", "--out", tmp_path / "out"])
-    assert done.code == 0 and "'images' of a.npz holds float32, and uint8 in " in done.err, done.err
-    assert "are both in the same range?" in read_record(tmp_path / "out").warnings[0]
+    assert done.code == 0 and "'images' of a.npz goes from 200 to 200, and from 0 to 1 in the data" in done.err, (
+        done.err
+    )
+    assert "are both scaled alike?" in read_record(tmp_path / "out").warnings[0]
+    evaluated = session_hpcdl(["evaluate", trained, "--data", tmp_path / "data"])
+    assert "'images' of a.npz goes from 200 to 200" in evaluated.err, evaluated.err
 
 
 def test_the_record_says_how_fast(session_hpcdl: CommandLine, alone: Path) -> None:

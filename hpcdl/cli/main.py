@@ -136,7 +136,7 @@ def _unexpected(error: Exception, arguments: list[str]) -> int:
     if message is not None:  # typer's own usage errors
         context = getattr(error, "ctx", None)
         name = context.command_path if context else f"hpcdl {command_in(arguments)}".rstrip()
-        text = message().rstrip(".")
+        text = " ".join(message().rstrip(".").splitlines())
         commands = getattr(context.command, "commands", {}) if context and context.parent else {}  # those of a group
         if text.startswith("No such command") and "Did you mean" not in text and commands:
             text += f"; `{name}` has {', '.join(commands)}"

@@ -145,7 +145,7 @@ class Proposals:
                     evaluator=optuna.importance.PedAnovaImportanceEvaluator(),
                     target=(lambda trial: trial.values[0]) if several else None,
                 )
-            except (ValueError, RuntimeError):
+            except (ValueError, RuntimeError, IndexError):  # Optuna 4 indexes by values that are equal or NaN
                 return {}
         return {key: float(value) for key, value in shares.items() if math.isfinite(value)}
 

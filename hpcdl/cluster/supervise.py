@@ -155,6 +155,8 @@ def _start_processes(
 ) -> list[subprocess.Popen[bytes]]:
     # Unbuffered: what Python holds back is lost if the rank is killed.
     environment = {**os.environ, **plan.environment, STATUS_VARIABLE: str(folder), "PYTHONUNBUFFERED": "1"}
+    # Else a set has another order in each rank, and again after --resume: classes from one would get other numbers.
+    environment.setdefault("PYTHONHASHSEED", "0")
     environment[BINDING_VARIABLE] = json.dumps([list(cpus) for cpus in plan.cpus_by_local_rank])
     variables_by_process: list[dict[str, str]] = [{}]
     line, needed = launcher.line(plan, command, mpi=mpi, environment=environment)

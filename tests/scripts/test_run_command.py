@@ -194,6 +194,16 @@ def test_a_script_may_change_its_working_directory(
 
 
 @pytest.mark.mpi
+def test_sets_have_one_order_on_all_ranks(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """Classes numbered in the order of a set would have other numbers on each rank, and in each run."""
+    names = {f"class {number}" for number in range(20)}
+    (tmp_path / "classes.py").write_text(f"import hpcdl\nhpcdl.init()\nhpcdl.barrier()\nprint(list({names}))\n")
+    lines = [run(session_hpcdl, tmp_path, "--run-dir", folder, "classes.py").out.splitlines() for folder in "ab"]
+    orders = [line for run_lines in lines for line in run_lines if line.startswith("['class")]
+    assert len(orders) == 4 and len({*orders}) == 1
+
+
+@pytest.mark.mpi
 def test_a_flag_of_hpcdl_behind_the_script_is_named(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "deaf.py").write_text("import hpcdl\nhpcdl.init()\nhpcdl.rank()\n")
     (tmp_path / "own.py").write_text("import hpcdl, sys\nhpcdl.init()\nassert '--run_dir' in sys.argv\n")

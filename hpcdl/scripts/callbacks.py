@@ -337,6 +337,7 @@ def follow_fits() -> None:
     keras.Model.fit = _fit_over_ranks(keras.Model.fit)
     keras.Model.evaluate = _evaluation_apart(keras.Model.evaluate)
     keras.Model.predict = _noting_predictions(keras.Model.predict)
+    keras.Model.test_on_batch = _noting_batches(keras.Model.test_on_batch)
     set_plain_model = keras.callbacks.CallbackList.set_model
 
     def set_model(self: Any, model: Any) -> None:
@@ -413,6 +414,17 @@ def _noting_predictions(plain: Callable[..., Any]) -> Callable[..., Any]:
         return outputs
 
     return predict
+
+
+def _noting_batches(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def test_on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        results = plain(self, *args, **kwargs)
+        if _is_of_all_ranks(self):
+            session().evaluations.add_batch([float(numpy.sum(value)) for value in tf.nest.flatten(results)])
+        return results
+
+    return test_on_batch
 
 
 def _marks_of(outputs: Sequence[Any]) -> list[float]:

@@ -115,6 +115,35 @@ def test_an_evaluation_of_a_ranks_own_samples_is_named(
     assert len(lines) == len(words) == len(noted)
 
 
+BATCHES = """
+import sys, hpcdl
+hpcdl.init()
+import keras, numpy as np
+x, y = np.random.default_rng(3).normal(size=(2, 64, 4))
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+model.compile(hpcdl.DistributedOptimizer("sgd"), "mse")
+part = slice(hpcdl.rank(), 32, 2)
+model.train_on_batch(x[part], y[part])
+model.reset_metrics()
+numbers = model.test_on_batch(*((x[32:], y[32:]) if sys.argv[1] == "the whole" else (x[32:][part], y[32:][part])))
+if sys.argv[1] == "combined":
+    hpcdl.allreduce(np.array(numbers))
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "count"),
+    [("a part", 1), *(pytest.param(how, 0, marks=pytest.mark.long) for how in ("the whole", "combined"))],
+)
+def test_evaluated_batches_of_a_ranks_own_samples_are_named(
+    session_hpcdl: CommandLine, tmp_path: Path, how: str, count: int
+) -> None:
+    (tmp_path / "script.py").write_text(BATCHES)
+    ended = session_hpcdl(["run", "--ranks", "2", "--run-dir", tmp_path / "run", tmp_path / "script.py", how])
+    assert ended.code == 0, ended.err
+    assert ended.err.count("warning: model.test_on_batch gave") == count == ended.err.count("warning"), ended.err
+
+
 PREDICTS = """
 import sys, hpcdl
 hpcdl.init()

@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 _MOST = 100
 """Calls of a script whose results are compared at its end."""
 EVALUATE, PREDICT, RESULT = "model.evaluate", "model.predict", "a metric's result()"
-_ALIKE = {EVALUATE: 1e-3, PREDICT: 1e-4, RESULT: 1e-3}
+BATCH = "model.test_on_batch"
+_ALIKE = {EVALUATE: 1e-3, BATCH: 1e-3, PREDICT: 1e-4, RESULT: 1e-3}
 """Relative difference of two ranks' results on the same samples."""
 _REMEDIES = {
     EVALUATE: "callbacks=[hpcdl.callbacks()] on every rank makes it cover those of all ranks",
+    BATCH: "hpcdl.allreduce(numbers) on every rank gives the mean over them",
     PREDICT: "hpcdl.allgather(outputs) on every rank gives the outputs of all",
     RESULT: "hpcdl.allreduce(result) on every rank gives the mean over them",
 }
@@ -45,6 +47,10 @@ class Evaluations:
     def add(self, numbers: list[float], *, split: bool) -> None:
         """Note the results of an evaluation of this rank's samples alone. `split`: the ranks divide a data set."""
         self._add(EVALUATE, numbers, split)
+
+    def add_batch(self, numbers: list[float]) -> None:
+        """Note the results of an evaluation of one batch."""
+        self._add(BATCH, numbers, split=False)
 
     def add_predictions(self, numbers: list[float], num_steps: int, *, split: bool) -> None:
         """Note what describes the outputs of a prediction, after `num_steps` steps.
@@ -108,7 +114,9 @@ class Evaluations:
         self._results[RESULT] = [[False, [float(numpy.sum(value))]] for value in self._of_metrics.values()]
         kept = self._num_written is not None and self._num_written() > num_written
         rows = communicator.allgather_json([self._results, kept, self._measured()])
-        functions = [EVALUATE, RESULT] if all(kept for _, kept, _ in rows) else [EVALUATE, RESULT, PREDICT]
+        functions = [EVALUATE, BATCH, RESULT]
+        if not all(kept for _, kept, _ in rows):
+            functions.append(PREDICT)
         texts = [_verdict(function, [row.get(function, []) for row, *_ in rows]) for function in functions]
         texts.append(_of_rank_0([measured for *_, measured in rows]))
         return [text for text in texts if text]

@@ -130,6 +130,36 @@ def test_a_script_whose_ranks_exchange_nothing_is_warned_at_its_end(session_hpcd
     assert "exchanged nothing" not in together.err
 
 
+OWN_MPI = """
+import sys
+from mpi4py import MPI
+import keras, numpy as np, tensorflow as tf
+world = MPI.COMM_WORLD
+keras.utils.set_random_seed(1)
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+x, optimizer = np.random.default_rng(world.rank).normal(size=(8, 2)), keras.optimizers.SGD(0.1)
+for _ in range(3):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(x) - 1) ** 2)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    if sys.argv[1] == "averaged":
+        gradients = [tf.constant(world.allreduce(one.numpy()) / world.size) for one in gradients]
+    optimizer.apply(gradients, model.trainable_variables)
+"""
+
+
+@pytest.mark.parametrize("how", ["averaged", "alone"])
+def test_a_script_that_averages_with_mpi4py_itself_is_let_alone(
+    session_hpcdl: CommandLine, tmp_path: Path, how: str
+) -> None:
+    (tmp_path / "own.py").write_text(OWN_MPI)
+    ended = session_hpcdl(["run", "--ranks", "2", "--run-dir", tmp_path / "run", tmp_path / "own.py", how])
+    if how == "averaged":
+        assert ended.code == 0 and "warning" not in ended.err, ended.err
+    else:
+        assert ended.code == 2 and "each rank trains a model of its own" in ended.err.splitlines()[-1], ended.err
+
+
 def test_a_strategy_of_tensorflow_is_advised_away(session_hpcdl: CommandLine, tmp_path: Path) -> None:
     scope = "import tensorflow as tf\ntf.distribute.MirroredStrategy().scope().__enter__()\n"
     (tmp_path / "mirrored.py").write_text(scope + PLAIN)

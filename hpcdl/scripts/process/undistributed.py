@@ -5,17 +5,21 @@ gradients (or any sum of arrays over the ranks) since the fit began; in a custom
 then an optimizer may move weights that no exchange covers: one of the two optimizers of a GAN, for example. Updates by
 hand (`weight.assign_sub(rate * gradient)`) are found by the tape that computed a gradient of the assigned variable.
 Variables outside Keras, as the picture of a style transfer, may be computed alike on all ranks: the end shows it.
+A script that imports mpi4py may average gradients or weights itself, which hpcdl does not see: the end shows this, too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.abc
 import importlib.util
 import itertools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +38,8 @@ _REMEDY = "write optimizer=hpcdl.DistributedOptimizer({name}(...)), or use hpcdl
 FIT = "model.fit"
 _OWN_LOOP = "a loop of its own"
 _MOST_COMPARED = 8
-"""How many variables outside Keras are kept and compared at the end."""
+"""How many variables are kept and compared at the end."""
+_IMPORTS_MPI4PY = re.compile(r"^\s*(?:from|import)\s+mpi4py\b", re.MULTILINE)
 _MEANT = "where that is meant, add --allow-undistributed before the script"
 
 
@@ -56,8 +61,8 @@ class TrainingWatch:
         self._distributed = False
         """Whether the script has made an optimizer or a tape distributed: only then may hpcdl itself set weights."""
         self._loop = _OWN_LOOP
-        self._outside_keras: dict[str, tuple[Any, str]] = {}
-        """By key, variables that a loop moves alone after something else was distributed, and their warning."""
+        self._kept: dict[str, tuple[Any, str]] = {}
+        """By key, variables that ranks may hold alike although hpcdl exchanges nothing for them, and their warning."""
         self._warned: dict[str, str] = {}
 
     @property
@@ -100,11 +105,15 @@ class TrainingWatch:
             )
         else:
             text = f"{text}, in which nothing is distributed: each rank trains a model of its own; {remedy}"
-        if later:
-            for weight in alone[: _MOST_COMPARED - len(self._outside_keras)]:
-                self._outside_keras.setdefault(_key_of(weight), (weight, text))
+        if later or (not self._exchanges and imports_mpi4py()):
+            self._keep(alone, text)
             return
         self._complain(text)
+
+    def _keep(self, weights: Sequence[Any], text: str) -> None:
+        """Keep variables that are compared at the end: only if they differ `text` is true."""
+        for weight in weights[: _MOST_COMPARED - len(self._kept)]:
+            self._kept.setdefault(_key_of(weight), (weight, text))
 
     def made_distributed(self) -> None:
         """Record that the script has made an optimizer or a tape distributed."""
@@ -122,10 +131,14 @@ class TrainingWatch:
         """Warn once if the script itself updates a variable by its gradient before anything is exchanged."""
         if self._exchanges or self._distributed or self._warned or _key_of(variable) not in self._taped:
             return
-        self._complain(
+        text = (
             f"a loop that updates variables by hand on {self._num_ranks} ranks, in which nothing is distributed: each "
             "rank trains a model of its own; use hpcdl.DistributedGradientTape"
         )
+        if imports_mpi4py():
+            self._keep([variable], text)
+        else:
+            self._complain(text)
 
     def _complain(self, text: str) -> None:
         """Print a warning once. Raises UsageError if nothing in the script can be distributed."""
@@ -136,10 +149,10 @@ class TrainingWatch:
             self._warn(text)
 
     def differing(self, communicator: Communicator) -> list[str]:
-        """Return the warnings for variables outside Keras that ranks have moved to different values. Collective."""
+        """Return the warnings for variables kept that ranks have moved to different values. Collective."""
         from hpcdl.supervision.control import digest_of
 
-        kept = list(self._outside_keras.values())
+        kept = list(self._kept.values())
         mine = [[digest_of(weight), text] for weight, text in kept]
         texts = dict[str, str]()
         # A rank that has not moved one, as in `if hpcdl.rank() == 0`, has nothing to compare.
@@ -147,6 +160,7 @@ class TrainingWatch:
             found = [one for one in row if one is not None]
             if len({digest for digest, _ in found}) > 1:
                 texts[found[0][1]] = ""
+        self._warned |= {text: text for text in texts}
         return list(texts)
 
     def check_end(self) -> None:
@@ -229,9 +243,17 @@ def differing_variables(communicator: Communicator) -> list[str]:
     return [text for watch in _watches for text in watch.differing(communicator)]
 
 
+@functools.cache
+def imports_mpi4py() -> bool:
+    """Return whether the script's own file imports mpi4py, whose messages hpcdl does not see."""
+    with contextlib.suppress(OSError):
+        return bool(_IMPORTS_MPI4PY.search(Path(sys.argv[0]).read_text(encoding="utf-8", errors="replace")))
+    return False
+
+
 def nothing_exchanged(num_ranks: int) -> str:
     """Return the warning for a script whose ranks have called nothing of hpcdl together; empty where that is meant."""
-    if num_ranks == 1 or os.environ.get(ALLOWED_VARIABLE):
+    if num_ranks == 1 or os.environ.get(ALLOWED_VARIABLE) or imports_mpi4py():
         return ""
     return (
         f"the {num_ranks} ranks exchanged nothing through hpcdl: each did the script's work by itself. To train one "

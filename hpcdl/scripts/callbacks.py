@@ -35,7 +35,14 @@ from hpcdl.scripts.fit.model import (
     set_own,
 )
 from hpcdl.scripts.fit.pipelines import check_pipelines
-from hpcdl.scripts.fit.samples import SamplesOfEpoch, is_split, long_epochs, stop_noting, warn_of_same_samples
+from hpcdl.scripts.fit.samples import (
+    STEPS_OF_EPOCH,
+    SamplesOfEpoch,
+    is_split,
+    long_epochs,
+    stop_noting,
+    warn_of_same_samples,
+)
 from hpcdl.scripts.fit.series import check_series
 from hpcdl.scripts.fit.settings import settings_of_model, warn_of_other_settings
 from hpcdl.scripts.fit.variables import CombinedVariables, fixed_and_own, shared_variables_of, warn_of_local_variables
@@ -80,8 +87,8 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self._combined: CombinedVariables | None = None
         self._shown: list[Any] = []
         self._samples: SamplesOfEpoch | None = None
-        self.once: Any = None
-        """What this fit trains on once an epoch; None if the script says how many steps an epoch takes."""
+        self.counts_steps = False
+        """Whether the script says how many steps an epoch of this fit takes."""
         self.given: Sequence[Any] = ()
         """What this fit trains on and validates with."""
         self.call: Mapping[str, Any] = {}
@@ -136,7 +143,8 @@ class AgreeOverRanks(keras.callbacks.Callback):
             check_series(self.group, self.given[0] if self.given else None)
             stop_noting(self.model)
             if not self._centers():  # else each worker may draw from all samples (EASGD)
-                self._samples = warn_of_same_samples(self.group, self.model, self.once)
+                data = self.given[0] if self.given else None
+                self._samples = warn_of_same_samples(self.group, self.model, data, counts_steps=self.counts_steps)
         if self._state is not None:
             self._state.restore()
             self._epochs_before = self._state.epoch
@@ -449,22 +457,22 @@ def _is_of_all_ranks(model: Any) -> bool:
 def _with_own(given: Any, model: Any, group: ScriptGroup, arguments: Mapping[str, Any]) -> Any:
     """Return the callbacks of a fit with `arguments`, a list or a user's CallbackList, with hpcdl's callback added."""
     data = arguments.get("x")
-    once = data if arguments.get("steps_per_epoch") is None else None
+    counts_steps = arguments.get("steps_per_epoch") is not None
     both = data, arguments.get("validation_data")
     call = {name: arguments[name] for name in (*_EPOCHS, _WEIGHTS) if name in arguments}
     if text := long_epochs(data, arguments.get("steps_per_epoch"), group.size):
-        warn_once(group, "steps of an epoch", text)
+        warn_once(group, STEPS_OF_EPOCH, text)
     by_hand = isinstance(given, keras.callbacks.CallbackList)
     listed = given.callbacks if by_hand else tf.nest.flatten(given) if given else []
     agreeing = [callback for callback in listed if isinstance(callback, AgreeOverRanks)]
     if any(callback.waits_to_restore for callback in agreeing):
         build_for(model, data)
     for callback in agreeing:
-        callback.once, callback.given, callback.call = once, both, call
+        callback.counts_steps, callback.given, callback.call = counts_steps, both, call
     if agreeing:
         return given
     added = AgreeOverRanks(session(), group)
-    added.once, added.given, added.call = once, both, call
+    added.counts_steps, added.given, added.call = counts_steps, both, call
     if not by_hand:
         return [*listed, added]
     added.set_params(given.params)

@@ -270,6 +270,7 @@ def test_batches_that_each_rank_has_standardised_are_named(parts: list[np.ndarra
 
     class Two:
         messages = property(lambda self: self)
+        size = 2
         rows: ClassVar[list[Any]] = []
 
         def allgather_json(self, own: Any) -> list[Any]:
@@ -282,6 +283,60 @@ def test_batches_that_each_rank_has_standardised_are_named(parts: list[np.ndarra
         said.clear()
         notes[1].compare(Two())  # type: ignore[arg-type]
     assert any("rank standardised its own" in text for text in said) == warned
+
+
+def drawn(kind: str, rank: int, whole: np.ndarray) -> np.ndarray:
+    """Return the samples of an epoch whose number of steps the script says."""
+    generator = np.random.default_rng(rank)
+    part = whole[rank::2]
+    return {
+        "all": generator.permutation(whole),
+        "half of all": generator.permutation(whole)[: len(part)],
+        "any of all": generator.choice(whole, len(whole)),
+        "part": generator.permutation(part),
+        "part twice": np.concatenate([generator.permutation(part), generator.permutation(part)]),
+        "part twice without the last batch": np.concatenate([part, part])[:-7],
+        "part four times": np.concatenate([part] * 4),
+        "any of part": generator.choice(part, len(whole)),
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("all", SAME),
+        ("part twice", "steps_per_epoch takes each sample of a rank's part 2 times"),
+        ("part twice without the last batch", "steps_per_epoch takes each sample of a rank's part 2 times"),
+        ("half of all", NOTHING),
+        ("any of all", NOTHING),
+        ("part", NOTHING),
+        ("part four times", NOTHING),
+        ("any of part", NOTHING),
+    ],
+)
+@pytest.mark.parametrize("number", [64, 5000])
+def test_steps_of_one_process_are_found_in_what_an_epoch_takes(number: int, kind: str, text: str) -> None:
+    notes = [SamplesOfEpoch(counts_steps=True), SamplesOfEpoch(counts_steps=True)]
+    for rank, note in enumerate(notes):
+        mine = drawn(kind, rank, rows(number))
+        for at in range(0, len(mine), 8):
+            note.note(mine[at : at + 8])
+    said: list[str] = []
+
+    class Two:
+        messages = property(lambda self: self)
+        size = 2
+        rows: ClassVar[list[Any]] = []
+
+        def allgather_json(self, own: Any) -> list[Any]:
+            return [*self.rows, own] if self.rows else self.rows.append(own) or [own]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hpcdl.scripts.fit.samples.warn_once", lambda group, key, warning: said.append(warning))
+        notes[0].compare(Two())  # type: ignore[arg-type]
+        said.clear()
+        notes[1].compare(Two())  # type: ignore[arg-type]
+    assert [one[: len(text)] for one in said] == ([text] if text else [])
 
 
 def numbers() -> Iterator[float]:

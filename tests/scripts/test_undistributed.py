@@ -322,6 +322,9 @@ elif sys.argv[1] == "second":
 elif sys.argv[1] == "parts":
     mine = x[np.random.permutation(96)][here]  # each rank draws an order of its own
     data, rest = mine, dict(y=mine.sum(1), batch_size=8)
+elif sys.argv[1] == "endless":
+    order = lambda: np.random.permutation(96).reshape(12, 8)
+    data, rest = ((x[rows], x[rows].sum(1)) for _ in iter(int, 1) for rows in order()), dict(steps_per_epoch=12)
 elif sys.argv[1].startswith("generated"):
     mine = x[here] if sys.argv[1] == "generated parts" else np.random.permutation(x)
     types = tf.TensorSpec((3,)), tf.TensorSpec(())
@@ -359,6 +362,7 @@ TWICE, SOME = "every rank was given the same 96 samples", "some samples were giv
     [
         ("parts", SOME),
         ("whole", TWICE),
+        ("endless", TWICE),
         pytest.param("second", TWICE, marks=pytest.mark.soak),
         pytest.param("generated", TWICE, marks=pytest.mark.soak),
         ("loop", SOME),

@@ -41,6 +41,8 @@ _MOST_BYTES_OF_BATCH = 2**20
 """Batches of larger samples are compared by their bytes alone: a step must not wait for it."""
 _SCALED = "samples scaled by each rank"
 """Key of the warning of it."""
+STEPS_OF_EPOCH = "steps of an epoch"
+"""Key of the warning of too many."""
 _LEAST_SHARED = 0.05
 _LEAST_NUM_SHARED = 5
 _AS_LONG = 0.15
@@ -66,18 +68,22 @@ _LEAST_WITH_NAMES = 2
 """Arrays in which names of files are those of samples."""
 
 
-def warn_of_same_samples(group: ScriptGroup, model: Any, data: Any) -> SamplesOfEpoch | None:
+def warn_of_same_samples(
+    group: ScriptGroup, model: Any, data: Any, *, counts_steps: bool = False
+) -> SamplesOfEpoch | None:
     """Warn if ranks were given the same samples, or some of the same, in a fit of `model`. Collective.
 
     `data`: what this rank gave to `fit`; compared are arrays, and data sets of arrays that are not split anywhere, at
     the first fit that gets them. Return what notes the samples of the script's first epoch, if they come only then.
+    `counts_steps`: whether the script says how many steps an epoch takes, so that only these samples can be compared.
     """
+    whole = None if counts_steps else data
     compared = group.keep("data whose samples were compared", list[weakref.ref[Any]])
     first = group.keep("the first fit", lambda: [True])
-    if not any(group.messages.allgather_json(_note_new(data, compared) or first[0])):
+    if not any(group.messages.allgather_json(_note_new(whole, compared) or first[0])):
         return None
-    arrays = _arrays_of(data)
-    own_sketch = _sketch(arrays or _sources_of(data))
+    arrays = _arrays_of(whole)
+    own_sketch = _sketch(arrays or _sources_of(whole))
     comes = data is not None and not arrays and (not is_split(data) or _is_generated(data))
     rows = group.messages.allgather_json([own_sketch, comes, scaling_of(arrays)])
     sketches, come, scaled = zip(*rows, strict=True)
@@ -89,7 +95,7 @@ def warn_of_same_samples(group: ScriptGroup, model: Any, data: Any) -> SamplesOf
     begins, first[0] = first[0], False
     if not all(come) or not begins:
         return None
-    notes = _notes[id(model)] = SamplesOfEpoch(data)
+    notes = _notes[id(model)] = SamplesOfEpoch(whole, counts_steps=counts_steps)
     return notes
 
 
@@ -121,10 +127,14 @@ _notes: dict[int, SamplesOfEpoch] = {}
 
 
 class SamplesOfEpoch:
-    """Notes the samples that this rank's steps take, until `stop`. `data`: what gives them."""
+    """Notes the samples that this rank's steps take, until `stop`. `data`: what gives them.
 
-    def __init__(self, data: Any = None) -> None:
-        self._data = data
+    `counts_steps`: whether the script says how many steps an epoch takes: the ranks may draw from one whole, but if all
+    take the same samples, or each sample as often as there are ranks, their steps are those of one process.
+    """
+
+    def __init__(self, data: Any = None, *, counts_steps: bool = False) -> None:
+        self._data, self._counts_steps = data, counts_steps
         self._on = tf.Variable(True, trainable=False, name="notes_samples")
         self._number = self._total = 0
         self._smallest: Array = numpy.empty(0, numpy.uint64)
@@ -163,18 +173,33 @@ class SamplesOfEpoch:
 
     def compare(self, group: ScriptGroup) -> None:
         """Warn if the ranks took the same samples. Collective."""
-        own_scale = any(moments.are_standard() for moments in self._moments)
+        own_scale = not self._counts_steps and any(moments.are_standard() for moments in self._moments)
         # Samples that are changed at random are no longer the same.
         held = _sketch(_held_by(self._data, self._number)) if self._even else None
-        by_rank, held_by_rank, scaled = zip(
-            *group.messages.allgather_json([self.sketch(), held, own_scale]), strict=True
-        )
+        counts_steps = self._counts_steps, self._counts_steps and self._comes_times(group.size)
+        rows = group.messages.allgather_json([self.sketch(), held, own_scale, *counts_steps])
+        by_rank, held_by_rank, scaled, counted, too_often = zip(*rows, strict=True)
         for sketches in (by_rank, held_by_rank):
-            if all(sketch is not None for sketch in sketches) and (text := verdict(sketches)):
+            if all(sketch is not None for sketch in sketches) and (text := verdict(sketches, all_only=any(counted))):
                 warn_once(group, SAME_SAMPLES, text)
                 return
         if all(scaled):
             warn_once(group, _SCALED, STANDARDISED)
+        if all(too_often):
+            warn_once(
+                group,
+                STEPS_OF_EPOCH,
+                f"steps_per_epoch takes each sample of a rank's part {group.size} times, as if it were the whole; "
+                "divide the steps of one process by hpcdl.size()",
+            )
+
+    def _comes_times(self, number: int) -> bool:
+        """Return whether each sample has come `number` times, but for the remainder of a batch."""
+        return (
+            len(self._counts) > 1
+            and int(self._counts.max()) == number
+            and float(self._counts.mean()) > (1 - _AS_LONG) * number
+        )
 
     def sketch(self) -> list[Any] | None:
         """Return the noted samples as `verdict` takes them, or None without any, or if all are the same."""
@@ -212,8 +237,8 @@ class SamplesOfLoop(SamplesOfEpoch):
             self.stop()
 
 
-def verdict(by_rank: Sequence[Sequence[Any]]) -> str:
-    """Return the warning that the ranks' sketches deserve, or nothing.
+def verdict(by_rank: Sequence[Sequence[Any]], *, all_only: bool = False) -> str:
+    """Return the warning that the ranks' sketches deserve, or nothing. `all_only`: some shared samples are none.
 
     A sketch is the number of samples, the sum of their keys, the share of repeated samples, and the smallest keys.
     """
@@ -223,6 +248,8 @@ def verdict(by_rank: Sequence[Sequence[Any]]) -> str:
             f"every rank was given the same {number} samples, so an epoch takes each {len(by_rank)} times; give ranks "
             f"different ones, with {DIFFERENT_SAMPLES}"
         )
+    if all_only:
+        return ""
     full = [keys[-1] for *_, keys in by_rank if len(keys) == _MOST_KEYS]
     bound = min(full, default=2**64)  # a full sketch says nothing about larger keys
     times = Counter(key for *_, keys in by_rank for key in keys if key <= bound)

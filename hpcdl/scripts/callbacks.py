@@ -34,6 +34,7 @@ from hpcdl.scripts.fit.model import (
     prepare_model,
     set_own,
 )
+from hpcdl.scripts.fit.numbering import check_numbering
 from hpcdl.scripts.fit.pipelines import check_pipelines
 from hpcdl.scripts.fit.samples import (
     STEPS_OF_EPOCH,
@@ -135,6 +136,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
             if weights is not None:
                 warn_of_other_settings(self.group, "model.fit", {_WEIGHTS: weights})
             check_adapted(self.model, self.group)
+            check_numbering(self.group)
             if vars(self.model).get("compared_with") != id(optimizer):  # once for each `compile`
                 # Not the optimizer itself: after another `compile` it would be taken for one that the model uses.
                 set_own(self.model, "compared_with", id(optimizer))

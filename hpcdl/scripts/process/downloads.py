@@ -12,6 +12,7 @@ import json
 import sys
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -34,16 +35,21 @@ def download_once(communicator: Observed, folder: Path | None, is_rank: Callable
     # A run that was killed in a download leaves its note: when it is resumed, nobody would end the wait for that.
     start = decided(communicator, lambda: uuid.uuid4().hex[:8])
 
+    forced: Counter[str] = Counter()
+
     def of_files(module: ModuleType) -> None:
         plain = module.get_file
 
         @functools.wraps(plain)
         def get_file(*args: Any, **kwargs: Any) -> Any:
             digest = hashlib.blake2b(repr((args, sorted(kwargs.items()))).encode(), digest_size=8).hexdigest()
+            if kwargs.get("force_download"):  # each call downloads again, once for all ranks
+                forced[digest] += 1
+                digest = f"{digest}-{forced[digest]}"
             # Of all ranks one, then one of each node with storage of its own.
             note = folder / f"download-{start}-{digest}"
             notes = [note, note.with_name(f"{note.name}-{communicator.host}")]
-            for note in notes if is_rank() and not kwargs.get("force_download") else []:
+            for note in notes if is_rank() else []:
                 if _begins(note, communicator):
                     path = None
                     try:

@@ -55,6 +55,11 @@ def trained_by(optimizer: Any) -> list[Any]:
     return list(optimizer._trainable_variables)
 
 
+def metrics_inside(metric: Any) -> list[Any]:
+    """Return the metrics that a metric holds, whose variables are among its own."""
+    return list(getattr(metric, "_metrics", ()))
+
+
 def accumulators_of(optimizer: Any) -> list[Any]:
     """Return the gradients that an optimizer accumulates before its update; none if it does not accumulate."""
     return list(getattr(optimizer, "_accumulated_gradients", None) or ())

@@ -111,6 +111,21 @@ def is_warned(make: Callable[[], Any], warned: bool) -> None:
     assert ("hpcdl.Gathered(metric)" in reported.getvalue()) == (warned and RANK == 0), reported.getvalue()
 
 
+class Holds(keras.metrics.Metric):  # type: ignore[misc]
+    """A metric of two others, as an F1 that people write."""
+
+    def __init__(self, kind: Callable[[], Any], name: str = "holds", **rest: Any) -> None:
+        super().__init__(name=name, **rest)
+        self.first, self.second = kind(), keras.metrics.Recall()
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.first.update_state(y_true > 0.5, y_pred)
+        self.second.update_state(y_true > 0.5, y_pred)
+
+    def result(self) -> Any:
+        return self.first.result() * self.second.result()
+
+
 class Sums(Slots):
     over_ranks = "sum"
 
@@ -160,6 +175,9 @@ CASES: dict[str, Callable[[], None]] = {
     "slots leave a warning": lambda: is_warned(Slots, True),
     "a maximum in one number leaves a warning": lambda: is_warned(Highest, True),
     "a sum that is assigned leaves none": lambda: is_warned(lambda: Total("total"), False),
+    "metrics of Keras in one leave none": lambda: is_warned(lambda: Holds(keras.metrics.Precision), False),
+    "a metric of slots in one leaves a warning": lambda: is_warned(lambda: Holds(Slots, "holds slots"), True),
+    "metrics in one": lambda: same(lambda: Holds(keras.metrics.Precision)),
     "a buffer in Python": lambda: same(lambda: hpcdl.Gathered(Median())),
     "a ring of slots": lambda: same(lambda: hpcdl.Gathered(Slots())),
     "a function of each batch": lambda: same(lambda: hpcdl.Gathered(spread)),

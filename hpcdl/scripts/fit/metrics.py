@@ -21,7 +21,7 @@ import tensorflow as tf
 from hpcdl.core.errors import UsageError
 from hpcdl.scripts.collectives.arrays import gather_arrays, unconverted
 from hpcdl.scripts.process.session import is_rank, session
-from hpcdl.step.keras_internals import RESULTS, check_internals
+from hpcdl.step.keras_internals import RESULTS, check_internals, metrics_inside
 from hpcdl.strategies.base.graph import call_python
 
 if TYPE_CHECKING:
@@ -254,14 +254,16 @@ def leaves_of_metrics(metrics: Iterable[Any]) -> list[Any]:
 def _may_be_no_sum(metric: Any) -> bool:
     """Return whether a custom metric's state may be something other than a sum.
 
-    That is so if it has array variables, no variables, or sets its state instead of adding to it.
+    That is so if it has array variables, no variables, or sets its state instead of adding to it. Variables of metrics
+    that it holds, as Precision and Recall in an F1, are theirs.
     """
     custom = type(metric).__module__.partition(".")[0] not in ("keras", "hpcdl")
     if not custom or hasattr(metric, "over_ranks"):
         return False
-    return (
-        not metric.variables or any(len(variable.shape) for variable in metric.variables) or _sets_state(type(metric))
-    )
+    inside = metrics_inside(metric)
+    theirs = {id(variable) for one in inside for variable in one.variables}
+    arrays = [one for one in metric.variables if len(one.shape) and id(one) not in theirs]
+    return bool(not metric.variables or arrays or _sets_state(type(metric)) or any(map(_may_be_no_sum, inside)))
 
 
 def _sets_state(kind: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpcdl.scripts.fit.numbering import _numbers_in, _verdict
+from hpcdl.scripts.fit.numbering import _digest, _numbers_in, _verdict
 from tests.conftest import CommandLine
 from tests.scripts.scripts import succeed
 
@@ -24,12 +24,17 @@ from tests.scripts.scripts import succeed
         ({"shuffle": False, "cache": True}, False),
         ({"loss": 0.0, "accuracy": 1.0}, False),
         ({"cat": 0, "dog": "1"}, False),
+        ({"cat": 0, 5: 1}, False),
         (["cat", "dog"], False),
     ],
     ids=str,
 )
 def test_what_numbers_words_is_told_from_other_dictionaries(value: Any, taken: bool) -> None:
     assert (_numbers_in(value) is not None) == taken
+
+
+def test_names_that_are_no_utf_8_are_compared() -> None:
+    assert _digest({"\udce9": 0, "a": 1}) == _digest({"a": 1, "\udce9": 0}) != _digest({"a": 0, "\udce9": 1})
 
 
 def test_other_words_of_a_rank_are_no_difference() -> None:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _MOST_WORDS = 1_000_000
 _MOST_COMPARED = 1000
+_FEW = 8
+"""Words of a dictionary that may be a rank's place among the others, if one is called so."""
 _NOT_THE_SCRIPT = ("hpcdl", "keras", "tensorflow", "runpy", "importlib")
 _OF_SCIKIT_LEARN = ("classes_", "vocabulary_")
 """Where LabelEncoder, CountVectorizer and TfidfVectorizer keep what they have numbered."""
@@ -32,7 +34,7 @@ def check_numbering(group: ScriptGroup) -> None:
         if None in others or set(others) == {digest}:
             continue
         # The same words on all ranks, whatever else each has.
-        words = sorted(local[name], key=lambda word: (zlib.crc32(word.encode()), word))[:_MOST_COMPARED]
+        words = sorted(local[name], key=lambda word: (_number_of(word), word))[:_MOST_COMPARED]
         compared = group.messages.allgather_json({word: local[name][word] for word in words})
         if text := _verdict(name, compared):
             warn_once(group, f"numbers of {name}", text)
@@ -68,22 +70,28 @@ def _numberings() -> Iterator[tuple[str, Mapping[str, int]]]:
 
 def _numbers_in(value: Any) -> Mapping[str, int] | None:
     """Return words and their numbers, from 0 or 1 on without gaps, if that is what a variable holds."""
-    if type(value).__module__.partition(".")[0] == "sklearn":
-        held = [vars(value)[name] for name in _OF_SCIKIT_LEARN if name in vars(value)]
-        value = held[0] if held else None
+    if str(type(value).__module__).partition(".")[0] == "sklearn":
+        held = getattr(value, "__dict__", {})
+        value = next((held[name] for name in _OF_SCIKIT_LEARN if name in held), None)
         if hasattr(value, "tolist"):
             value = {str(word): number for number, word in enumerate(value.tolist())}
     if not isinstance(value, dict) or not 1 < len(value) <= _MOST_WORDS:
         return None
-    # One pair tells nearly always, so that the others of a large dictionary are not looked at. Places of ranks differ.
+    # One pair tells nearly always, so that the others of a large dictionary are not looked at.
     word, number = next(iter(value.items()))
-    if not isinstance(word, str) or type(number) is not int or any("rank" in one for one in list(value)[:9]):
+    if not isinstance(word, str) or type(number) is not int:
         return None
     if not all(isinstance(word, str) and type(number) is int for word, number in value.items()):
+        return None
+    if any("rank" in word for word in value if len(value) <= _FEW):
         return None
     least = min(value.values())
     return value if least in (0, 1) and {*value.values()} == {*range(least, least + len(value))} else None
 
 
 def _digest(numbers: Mapping[str, int]) -> int:
-    return sum(zlib.crc32(f"{number} {word}".encode()) for word, number in numbers.items())
+    return sum(_number_of(f"{number} {word}") for word, number in numbers.items())
+
+
+def _number_of(text: str) -> int:
+    return zlib.crc32(text.encode(errors="surrogatepass"))  # names of files may be no UTF-8

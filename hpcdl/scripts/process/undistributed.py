@@ -64,6 +64,7 @@ class TrainingWatch:
         self._kept: dict[str, tuple[Any, str]] = {}
         """By key, variables that ranks may hold alike although hpcdl exchanges nothing for them, and their warning."""
         self._warned: dict[str, str] = {}
+        self._noted = False
 
     @property
     def loop(self) -> str:
@@ -105,10 +106,13 @@ class TrainingWatch:
             )
         else:
             text = f"{text}, in which nothing is distributed: each rank trains a model of its own; {remedy}"
-        if later or (not self._exchanges and imports_mpi4py()):
+        if later:
             self._keep(alone, text)
-            return
-        self._complain(text)
+        elif not self._exchanges and imports_mpi4py():
+            self._keep(alone, text)
+            self._note_mpi4py()
+        else:
+            self._complain(text)
 
     def _keep(self, weights: Sequence[Any], text: str) -> None:
         """Keep variables that are compared at the end: only if they differ `text` is true."""
@@ -137,8 +141,18 @@ class TrainingWatch:
         )
         if imports_mpi4py():
             self._keep([variable], text)
+            self._note_mpi4py()
         else:
             self._complain(text)
+
+    def _note_mpi4py(self) -> None:
+        """Say once, before hours are spent, what only the end can show."""
+        if not self._noted:
+            self._noted = True
+            self._warn(
+                f"{self._loop} exchanges nothing through hpcdl. The script imports mpi4py: unless it averages "
+                "gradients or weights itself, each rank trains alone. The end compares the weights"
+            )
 
     def _complain(self, text: str) -> None:
         """Print a warning once. Raises UsageError if nothing in the script can be distributed."""

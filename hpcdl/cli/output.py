@@ -6,11 +6,14 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 from hpcdl.core.errors import printable
+from hpcdl.core.paths import quoted
 from hpcdl.core.progress import Progress, progress
 from hpcdl.core.storage.files import without_infinities
+from hpcdl.core.units import listed
 
 VERBOSE = "HPCDL_VERBOSE"
 """Set by `-v`: tracebacks and TensorFlow's own log; ranks inherit it."""
@@ -34,6 +37,12 @@ def say(text: str) -> None:
 def put(text: str = "", stream: TextIO | None = None) -> None:
     """Print lines on stdout or on `stream`, in the same way."""
     print("\n".join(map(printable, text.split("\n"))), file=stream)
+
+
+def say_beside(folder: Path, others: Sequence[str]) -> None:
+    """Say that a folder for output holds files that hpcdl did not write, if it does."""
+    if others:
+        say(f"note: {quoted(folder)} holds other files, which stay as they are: {listed(list(map(quoted, others)))}")
 
 
 class Commentary:

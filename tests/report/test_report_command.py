@@ -101,6 +101,29 @@ def test_mistakes_are_one_line_and_write_nothing(
     assert sorted(here.rglob("*")) == before
 
 
+@pytest.mark.parametrize("command", ["report", "report --for own", "predict"])
+@pytest.mark.parametrize("out", ["shards", "shards/train"])
+def test_no_output_goes_into_a_data_set(ask_hpcdl: CommandLine, tmp_path: Path, command: str, out: str) -> None:
+    weak_study(tmp_path / "study")
+    (tmp_path / "shards" / "train").mkdir(parents=True)
+    (tmp_path / "shards" / "train" / "shard-00000.h5").touch()
+    finished = ask_hpcdl([*command.split(), "study", "--out", out], cwd=tmp_path)
+    assert (finished.code, finished.err) == (2, f"hpcdl: --out {out} holds a data set; name another folder\n")
+    assert len([*(tmp_path / "shards").rglob("*")]) == 2
+
+
+def test_files_beside_a_report_are_said(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    weak_study(tmp_path / "study")
+    (tmp_path / "paper").mkdir()
+    (tmp_path / "paper" / "thesis.tex").touch()
+    note = "note: {} holds other files, which stay as they are: thesis.tex\n"
+    for command in ("report --format html,md,csv", "predict", "report --format html,md,csv"):
+        finished = ask_hpcdl([*command.split(), "study", "--out", "paper"], cwd=tmp_path)
+        assert finished.code == 0 and note.format("paper") in finished.err, finished.err
+        alone = ask_hpcdl([*command.split(), "study", "--out", "new"], cwd=tmp_path)
+        assert alone.code == 0 and "note: " not in alone.err, alone.err
+
+
 def test_a_damaged_record_among_others_is_reported_and_left_out(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     folder = weak_study(tmp_path / "study")
     (folder / "w1-r0" / "record.json").write_text("{")

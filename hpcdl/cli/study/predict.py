@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpcdl.cli.options import ImportFlag, JsonFlag, MachineFlag, NetworkFlag
-from hpcdl.cli.output import print_json, print_table, put, say
+from hpcdl.cli.output import print_json, print_table, put, say, say_beside
 from hpcdl.core.errors import UsageError
 from hpcdl.core.progress import progress
 from hpcdl.core.units import NOT_BOUNDED, counted, format_half_width, format_seconds, format_seconds_interval
@@ -71,10 +71,11 @@ def predict(
 
     From a few small runs, from one node and a network, or from a model and a machine alone.
     """
-    from hpcdl.core.storage.disk import check_outputs
+    from hpcdl.core.storage.disk import check_output_folder, check_outputs
     from hpcdl.launch.traced import traced_runs
     from hpcdl.predict.answer import Question, answer
 
+    others = check_output_folder(out) if out else []
     check_outputs([out / "predict.json"] if out else [])
     for flag, value in (("--batch-size", batch_size), ("--servers", servers)):
         if value is not None and not 1 <= value <= MOST_NODES:
@@ -87,6 +88,7 @@ def predict(
     forecast = answer(question, gathered.runs, traced_runs(gathered.run_dirs, say), dict(gathered.run_dirs))
     complete = dataclasses.replace(forecast, warnings=(*gathered.unreadable, *gathered.remarks, *forecast.warnings))
     if out is not None:
+        say_beside(out, others)
         _write(complete, out)
     if json:
         print_json(complete.as_json())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpcdl.cli.options import ImportFlag, JsonFlag
-from hpcdl.cli.output import print_json, print_table, put, say
+from hpcdl.cli.output import print_json, print_table, put, say, say_beside
 from hpcdl.core.errors import HpcdlError, UsageError
 from hpcdl.core.progress import progress
 
@@ -194,7 +194,7 @@ def _evidence(
     if not runs and imported is None:
         raise UsageError(f"no runs named; type hpcdl report RUN... --for {name}")
     chosen, folder = _evidence_formats(formats), out or Path(f"evidence-{template.name}")
-    check_evidence_place(folder, chosen)
+    say_beside(folder, check_evidence_place(folder, chosen))
     gathered, _ = kept_apart(_gather(runs, imported, {}, anonymous=False, hide_data=False))
     access: AccessCase = access_case(
         template, runs, gathered, curve=given["--curve"], target=given["--target"], attached=given["--attach"] or ()
@@ -253,7 +253,7 @@ def _folder(out: Path | None, runs: list[Path], formats: list[str]) -> Path:
     from hpcdl.report.compose.build import check_place
 
     folder = out or (runs[0] / "report" if len(runs) == 1 and is_own(runs[0]) else Path("report"))
-    check_place(folder, formats)
+    say_beside(folder, check_place(folder, formats))
     return folder
 
 

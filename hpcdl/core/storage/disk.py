@@ -610,6 +610,27 @@ def make_output_folder(path: Path, flag: str = "--out ") -> list[Made]:
         raise UsageError(f"cannot write to {flag}{path}: {error.strerror}; choose another folder") from error
 
 
+_REPORTS_FOLDERS = ("figures", "tables")
+
+
+def check_output_folder(path: Path, flag: str = "--out") -> list[str]:
+    """Return the names in a folder for output that hpcdl did not write, in order; hidden ones are left out.
+
+    Raises UsageError if it is a file, or holds the shards of a data set.
+    """
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{flag} {path} is a file; name a folder")
+    if any(next(path.glob(names), None) for names in ("shard-*.h5", "*/shard-*.h5")):
+        raise UsageError(f"{flag} {path} holds a data set; name another folder")
+    with contextlib.suppress(OSError):  # absent, or readable for others
+        return sorted(
+            entry.name
+            for entry in path.iterdir()
+            if not (entry.name.startswith(".") or entry.name in _REPORTS_FOLDERS or _written_as(entry))
+        )
+    return []
+
+
 def check_output(path: Path) -> None:
     """Raise UsageError if `path` exists and hpcdl did not write it, or it was changed since."""
     try:

@@ -10,10 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl import __version__
-from hpcdl.core.errors import UsageError
 from hpcdl.core.pages.page import CURVES
 from hpcdl.core.progress import NullProgress, Progress
-from hpcdl.core.storage.disk import check_outputs, is_output, make_output_folder, remove_empty, remove_output
+from hpcdl.core.storage.disk import (
+    check_output_folder,
+    check_outputs,
+    is_output,
+    make_output_folder,
+    remove_empty,
+    remove_output,
+)
 from hpcdl.core.storage.files import json_text, read_json, without_infinities, write_output
 from hpcdl.core.units import listed
 from hpcdl.report.analysis.analyse import Analysis
@@ -161,12 +167,17 @@ def _replace_listing(folder: Path, paths: Sequence[Path]) -> None:
 _OWN_NAME = re.compile(r"report\.\w+|scaling\.csv|(?:figures|tables)/[\w.-]+\.(?:svg|png|pdf|csv|tex)")
 
 
-def check_place(folder: Path, formats: Sequence[str]) -> None:
-    """Raise UsageError if a report in these formats would overwrite files that are not hpcdl's."""
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--out {folder} is a file; name a folder")
+def check_place(folder: Path, formats: Sequence[str]) -> list[str]:
+    """Return the names of others' files beside which a report in these formats would lie.
+
+    Raises UsageError if it would overwrite such files, or lie in a data set.
+    """
+    if {*formats} <= {"terminal"}:
+        return []
+    others = check_output_folder(folder)
     pages = [name for form, name in PAGES.items() if form in formats]
     check_outputs(folder / name for name in (*pages, *([LISTING] if pages else [])))
+    return others
 
 
 def _drawn(figures: Sequence[Figure], bar: Progress) -> dict[str, str]:

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl import __version__
-from hpcdl.core.errors import UsageError
 from hpcdl.core.statistics import Ratio
-from hpcdl.core.storage.disk import check_outputs, make_output_folder
+from hpcdl.core.storage.disk import check_output_folder, check_outputs, make_output_folder
 from hpcdl.core.storage.files import json_text, without_infinities, write_output
 from hpcdl.core.units import counted, listed
 from hpcdl.report.document import (
@@ -334,11 +333,14 @@ def _numbers(ratio: Ratio | None) -> dict[str, float | None] | None:
     return None if ratio is None else {"mean": ratio.value, "low": ratio.low, "high": ratio.high}
 
 
-def check_evidence_place(folder: Path, formats: Sequence[str]) -> None:
-    """Raise UsageError, before any work, if the document would replace files that are not hpcdl's."""
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--out {folder} is a file; name a folder")
+def check_evidence_place(folder: Path, formats: Sequence[str]) -> list[str]:
+    """Return the names of others' files beside which the document would lie.
+
+    Raises UsageError, before any work, if it would replace such files, or lie in a data set.
+    """
+    others = check_output_folder(folder)
     check_outputs(folder / name for name in (*(f"evidence.{form}" for form in formats), SCRIPT))
+    return others
 
 
 def write_evidence(document: Document, folder: Path, formats: Sequence[str], script: str) -> list[Path]:

@@ -25,6 +25,26 @@ def slowing(n: int) -> list[Run]:
     return [make_run(n, n * rate, started_at=f"2026-01-0{day}T00:00:00") for day, rate in enumerate(rates, start=1)]
 
 
+def with_losses(*losses: float | None, **changes: object) -> list[Run]:
+    return [make_run(1, 100.0 + i, loss=loss, **changes) for i, loss in enumerate(losses)]
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        with_losses(0.02, 0.05, 0.021),
+        with_losses(-0.02, 0.5, -0.021),
+        with_losses(None, None, None),
+        with_losses(0.02, None),
+        with_losses(0.02, None, 0.02, imported=True),
+        with_losses(0.02, None, 0.02, model="emulated:lenet"),
+        with_losses(0.02, 0.5, 0.02, accuracy=0.9),
+    ],
+)
+def test_losses_that_tell_nothing_are_not_called_diverged(runs: list[Run]) -> None:
+    assert not [line for line in told(runs) if "diverged" in line]
+
+
 def test_one_run_is_counted_as_one() -> None:
     lines = told([make_run(1, 100.0)])
     assert any("one size alone" in line for line in lines)
@@ -66,6 +86,8 @@ def test_a_clean_study_has_no_caveat() -> None:
             [make_run(1, 100.0 + i, accuracy=value) for i, value in enumerate((0.1, 0.9, 0.88))],
             "1 run ended with less than half the accuracy of the repeats, kept in every mean",
         ),
+        (with_losses(0.02, 0.1, 0.021), "1 run ended with a loss above 3 x that of the repeats, or not finite"),
+        (with_losses(0.02, None, 0.021), "run-1 no finite number, median 0.0205"),
         ([run for n in (1, 2) for run in slowing(n)], "drifts from the first to the last repeat of a setting"),
         ([run for n in (2, 1) for run in reversed(slowing(n))], "weak ring lenet -8 %"),
     ],

@@ -22,6 +22,7 @@ from hpcdl.report.runs.findings import TracedRun
 from hpcdl.report.runs.published import Published, load_references
 from hpcdl.report.runs.run import Run
 from hpcdl.report.runs.sources import Gathered
+from hpcdl.report.sections.learning import representatives
 from hpcdl.trace.counters import NETWORK
 from hpcdl.trace.findings import findings
 from tests.conftest import ROOT
@@ -76,6 +77,11 @@ def test_figures_show_the_repeat_of_middle_accuracy() -> None:
     runs = [run_with_history(2, "ring", (0.1, accuracy)) for accuracy in (0.12, 0.9, 0.88)]
     figures = [item for item in section(runs, "learning").items if isinstance(item, Figure)]
     assert figures[0].alt == "accuracy against epochs: ring ends at 88 %."
+
+
+def test_a_run_without_a_finite_loss_does_not_stand_for_its_setting() -> None:
+    runs = [make_run(1, 100.0, name=name, loss=loss) for name, loss in (("nan", None), ("sound", 0.1))]
+    assert representatives([runs])[0][1].name == "sound"
 
 
 def test_a_lone_imported_run_has_no_scaling_time_or_network() -> None:

@@ -52,6 +52,7 @@ def caveats(runs: Sequence[Run], unreadable: Sequence[str], curves: Sequence[Cur
         lambda: _single_measurements(curves),
         lambda: _learned_alike(runs),
         lambda: _diverged(runs),
+        lambda: _lost(runs),
         lambda: _resumed(runs),
         lambda: _without_noise(curves),
         lambda: _uneven(curves),
@@ -295,6 +296,36 @@ def _diverged(runs: Sequence[Run]) -> Iterable[str]:
             f"{counted(len(texts), 'run')} ended with less than half the accuracy of the repeats, kept in every mean;"
             f" the training may have diverged: {listed(texts, 3)}"
         )
+
+
+_FAR_ABOVE = 3.0
+
+
+def _lost(runs: Sequence[Run]) -> Iterable[str]:
+    """Report runs without an accuracy whose loss is far above their repeats', or is no number, as with regressions.
+
+    A loss below 0 has no such factor. Tables made elsewhere may lack losses, and emulated computing learns nothing.
+    """
+    texts = []
+    for group in settings_of_runs(runs):
+        losses = [run.loss for run in group if run.loss is not None]
+        if len(group) < 3 or len(losses) < 2 or any(_without_loss(run) for run in group):
+            continue
+        middle = median(losses)
+        texts += [
+            f"{run.name} {'no finite number' if run.loss is None else f'{run.loss:.3g}'}, median {middle:.3g}"
+            for run in group
+            if run.loss is None or run.loss > _FAR_ABOVE * middle > 0
+        ]
+    if texts:
+        yield (
+            f"{counted(len(texts), 'run')} ended with a loss above {_FAR_ABOVE:g} x that of the repeats, or not finite,"
+            f" kept in every mean; the training may have diverged: {listed(texts, 3)}"
+        )
+
+
+def _without_loss(run: Run) -> bool:
+    return run.accuracy is not None or run.imported or run.model.startswith(EMULATED)
 
 
 def _resumed(runs: Sequence[Run]) -> Iterable[str]:

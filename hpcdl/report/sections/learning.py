@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.analyse import Analysis
@@ -144,7 +145,8 @@ def _middle(runs: Sequence[Run]) -> Run:
     """Return the run of middle accuracy, else loss: the first one may have diverged."""
     accuracies = [_accuracy(run) for run in runs]
     values = [run.loss for run in runs] if None in accuracies else accuracies
-    order = sorted(range(len(runs)), key=lambda index: values[index] or 0.0)
+    # Without a finite loss it has diverged, and comes last.
+    order = sorted(range(len(runs)), key=lambda index: inf if (value := values[index]) is None else value)
     return runs[order[(len(runs) - 1) // 2]]
 
 

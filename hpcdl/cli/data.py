@@ -14,7 +14,7 @@ import typer
 from hpcdl.cli.options import ConfigFlag, JsonFlag, QuietFlag, SetFlag, resolved, takes_settings
 from hpcdl.cli.output import Commentary, print_json, print_table, put, say
 from hpcdl.core.errors import UsageError
-from hpcdl.core.paths import typed
+from hpcdl.core.paths import quoted, typed
 from hpcdl.core.processes.streams import caught
 from hpcdl.core.protocols import Communicator
 from hpcdl.core.units import counted, format_bytes, format_count, format_seconds, listed
@@ -125,9 +125,10 @@ def _show_report(report: Any, target: Path, commentary: Commentary) -> None:
         say(f'... and {len(skipped) - 10} more; all of them stand in {target / "manifest.json"} under "skipped"')
     kept = f", {report.kept} kept from before" if report.kept else ""
     if report.seconds:
-        say(f"{counted(report.written, 'shard')} written in {format_seconds(report.seconds)}{kept}: {target}")
+        say(f"{counted(report.written, 'shard')} written in {format_seconds(report.seconds)}{kept}: {quoted(target)}")
     else:
-        say(f"{target} was finished before, nothing is written; whether the source has changed since was not looked at")
+        unseen = "nothing is written; whether the source has changed since was not looked at"
+        say(f"{quoted(target)} was finished before, {unseen}")
     shape = manifest.sample_shape if manifest.pictures else None
     commentary.say(f"next: {typed('inspect', target, '--verify')}, or {train_on(target, shape)}")
 
@@ -273,7 +274,7 @@ def _page(overview: Overview, path: Path) -> str:
     from hpcdl.data.show.page import page
 
     write_output(path, page(overview))
-    say(f"page: {path}")
+    say(f"page: {quoted(path)}")
     return str(path)
 
 

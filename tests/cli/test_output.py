@@ -16,6 +16,7 @@ from hpcdl.cli.output import Commentary
 from hpcdl.core.errors import ConfigError, HpcdlError, printable
 from hpcdl.core.progress import NullProgress
 from tests.conftest import ROOT, CommandLine
+from tests.report.synthetic import make_record, write_run
 
 HOSTILE = "a\x1b]0;owned\x07b\x9b31mc\u202ed\u2066e\nf\rg"
 COMMAND_FILES = sorted(path for path in (ROOT / "hpcdl" / "cli").glob("*.py") if path.name != "output.py")
@@ -51,6 +52,24 @@ def test_class_and_folder_names_are_shown_harmless(ask_hpcdl: CommandLine, tmp_p
         seen = ask_hpcdl(command)
         assert seen.code == 0, seen.err
         assert not RAW.search(seen.out + seen.err + made.out + made.err), (seen.out, seen.err, made.out, made.err)
+
+
+def test_a_run_with_a_line_break_in_its_name_stays_one_line(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    first, second = (write_run(tmp_path / f"{name} {HOSTILE}", make_record(n)) for n, name in ((1, "a"), (2, "b")))
+    (first / "run.toml").touch()
+    commands = {
+        "checkpoints": [first],
+        "diff": [first, second],
+        "report": [first, "--out", tmp_path / HOSTILE, "--format", "html"],
+        "predict": [first, second, "--out", tmp_path / HOSTILE],
+    }
+    for name, words in commands.items():
+        shown = ask_hpcdl([name, *words])
+        assert shown.code == 0, shown.err
+        lines = (shown.out + shown.err).splitlines()
+        assert not RAW.search("\n".join(lines)) and not any(line.startswith(("f\\x0dg", "f?g")) for line in lines), (
+            lines
+        )
 
 
 def test_errors_keep_their_lines_apart_from_those_in_names() -> None:

@@ -81,7 +81,7 @@ def _grow(word: str | None, run: str | None, *, json: bool) -> None:
     if json:
         print_json({"asked": str(run_dir)})
         return
-    put(f"asked {run_dir} for more workers")
+    put(f"asked {quoted(run_dir)} for more workers")
     say(f"next: {typed('watch', run_dir)}; the run itself says what becomes of it")
 
 

@@ -88,7 +88,7 @@ def submit(
         return
     put(str(job.number))
     print_settings_of_files(SubmitConfig, settings)
-    say(f"log and script: {job.folder}" + (f"; run: {job.run_dir}" if job.run_dir else ""))
+    say(f"log and script: {quoted(job.folder)}" + (f"; run: {quoted(job.run_dir)}" if job.run_dir else ""))
     if is_stored:
         say(f"next: hpcdl jobs {job.number}")
 

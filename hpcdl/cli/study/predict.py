@@ -13,6 +13,7 @@ import typer
 from hpcdl.cli.options import ImportFlag, JsonFlag, MachineFlag, NetworkFlag
 from hpcdl.cli.output import print_json, print_table, put, say, say_beside
 from hpcdl.core.errors import UsageError
+from hpcdl.core.paths import quoted
 from hpcdl.core.progress import progress
 from hpcdl.core.units import NOT_BOUNDED, counted, format_half_width, format_seconds, format_seconds_interval
 
@@ -146,7 +147,7 @@ def _write(answer: Answer, out: Path) -> None:
     document = answer.as_json()
     paths = draw(document["predictions"], out, answer.counted)
     write_output(out / "predict.json", json_text(document))
-    say(f"written: {', '.join([str(out / 'predict.json'), *(path.name for path in paths)])}")
+    say(f"written: {', '.join([quoted(out / 'predict.json'), *(path.name for path in paths)])}")
 
 
 def _print(answer: Answer) -> None:

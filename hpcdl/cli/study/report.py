@@ -14,6 +14,7 @@ import typer
 from hpcdl.cli.options import ImportFlag, JsonFlag
 from hpcdl.cli.output import print_json, print_table, put, say, say_beside
 from hpcdl.core.errors import HpcdlError, UsageError
+from hpcdl.core.paths import quoted
 from hpcdl.core.progress import progress
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ def _evidence(
         put(document.title)
         print_table(("criterion", "verdict", "measured"), verdict_lines(findings))
     pages = sorted((path for path in written if path.suffix != ".svg"), key=lambda path: path.suffix != ".html")
-    (say if as_json else put)(f"document: {pages[0].resolve()}")
+    (say if as_json else put)(f"document: {quoted(pages[0].resolve())}")
 
 
 def _evidence_formats(formats: str) -> list[str]:
@@ -261,7 +262,7 @@ def _print_summary(analysis: Analysis, pages: list[Path], log: Callable[[str], N
     from hpcdl.report.compose.summary import accuracy_line
 
     for path in [path for path in pages if path.suffix == ".html"] or pages[:1]:
-        log(f"report: {path.resolve()}")
+        log(f"report: {quoted(path.resolve())}")
     if analysis.runs:
         log(accuracy_line(analysis))
 

@@ -13,7 +13,7 @@ from hpcdl.cli.groups import GroupedCommand
 from hpcdl.cli.options import ConfigFlag, JsonFlag, QuietFlag, SetFlag, TrustFlag, begin, resolved, takes_settings
 from hpcdl.cli.output import print_json, put, say
 from hpcdl.config.commands import InferConfig
-from hpcdl.core.paths import typed
+from hpcdl.core.paths import quoted, typed
 from hpcdl.core.units import counted, format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _print_summary(out: Path, record: RunRecord, printed: Container[str], *, adv
         facts.append(f"a batch of {record.batch_per_rank} in {median} (median; 99 % below {most})")
     if inference.first_batch_seconds is not None:
         facts.append(f"the first in {format_seconds(inference.first_batch_seconds)}, with the compilation")
-    put(f"{out}: {'; '.join(facts)}")
+    put(f"{quoted(out)}: {'; '.join(facts)}")
     for text in (f"warning: {warning}" for warning in record.warnings):
         if text not in printed:
             say(text)

@@ -15,7 +15,7 @@ from hpcdl.cli.training.train import warn_of_affinity
 from hpcdl.config.load import Layer
 from hpcdl.config.schema import ScriptConfig
 from hpcdl.core.errors import HpcdlError, UsageError
-from hpcdl.core.paths import typed
+from hpcdl.core.paths import quoted, typed
 from hpcdl.core.units import counted, format_rate
 
 
@@ -78,9 +78,9 @@ def run(
     warn_of_affinity(record)
     ranks = counted(record.ranks, "rank")
     if record.steps:
-        say(f"{run_dir}: {counted(record.steps, 'step')} on {ranks}{rate}")
+        say(f"{quoted(run_dir)}: {counted(record.steps, 'step')} on {ranks}{rate}")
     else:
-        say(f"{run_dir}: finished on {ranks}; no steps were counted (hpcdl.State counts those of a loop)")
+        say(f"{quoted(run_dir)}: finished on {ranks}; no steps were counted (hpcdl.State counts those of a loop)")
 
 
 def _warn_of_late_flags(script: Path, arguments: list[str], flags: dict[str, Any]) -> None:

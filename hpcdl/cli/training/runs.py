@@ -14,7 +14,7 @@ import typer
 
 from hpcdl.cli.options import JsonFlag
 from hpcdl.cli.output import print_json, print_table, put, say, table_lines
-from hpcdl.core.paths import typed
+from hpcdl.core.paths import quoted, typed
 from hpcdl.core.units import common_unit, counted, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def diff(first: RunArgument, second: RunArgument, json: JsonFlag = False) -> Non
          "" if difference.ratio is None else f"x {difference.ratio:.3g}")
         for difference in compared
     ]  # fmt: skip
-    put(f"first: {first}\nsecond: {second}")
+    put(f"first: {quoted(first)}\nsecond: {quoted(second)}")
     print_table(("kind", "what", "first", "second", "ratio"), rows)
     if any(difference.ratio is not None for difference in compared):
         say("one run each: runs of one setting differ too; `hpcdl report` of three or more of each says by how much")
@@ -179,7 +179,8 @@ def checkpoints(
         rows = [{**vars(checkpoint), "path": str(checkpoint.path), "whole": checkpoint.whole} for checkpoint in entries]
         print_json({"run": str(run), "checkpoints": rows})
     elif not entries:
-        put(f"{run} has finished and kept none" if state_of(run) == FINISHED else f"{run} has no checkpoint yet")
+        kept = "has finished and kept none" if state_of(run) == FINISHED else "has no checkpoint yet"
+        put(f"{quoted(run)} {kept}")
     else:
         print_table(
             ("step", "epoch", "age", "size", "level", "state"),

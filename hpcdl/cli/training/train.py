@@ -26,7 +26,7 @@ from hpcdl.cli.output import print_json, put, say
 from hpcdl.config.load import Layer
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import UsageError
-from hpcdl.core.paths import typed
+from hpcdl.core.paths import quoted, typed
 from hpcdl.core.progress import Progress, progress
 from hpcdl.core.units import counted, format_measure, format_rate, format_seconds
 
@@ -135,7 +135,8 @@ def print_summary(run_dir: Path, record: RunRecord, *, printed: Container[str] =
     if record.loss is not None:
         facts.append(f"{held_out}loss {format_measure(record.loss)}")
     facts += [f"{name} {format_measure(value)}" for name, value in measured.items() if name not in _USUAL_METRICS]
-    put(f"{run_dir}: {counted(record.steps, 'step')} on {counted(record.workers, 'worker')}; {', '.join(facts)}")
+    workers = counted(record.workers, "worker")
+    put(f"{quoted(run_dir)}: {counted(record.steps, 'step')} on {workers}; {', '.join(facts)}")
     for text in (f"warning: {warning}" for warning in record.warnings):
         if text not in printed:
             say(text)

@@ -66,6 +66,7 @@ _METAVARS = {
     "bytes": "SIZE",
     "seconds": "TIME",
     "interval": "TIME|auto",
+    "accuracy": "PCT",
     "count": "N|auto",
     "size": "N|HxW",
     "Path": "PATH",

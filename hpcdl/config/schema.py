@@ -113,7 +113,7 @@ class ObjectiveConfig:
         0.0, "Share of a label spread over all classes.", at_least=0, at_most=0.999, matters=RESULT
     )
     target_accuracy: float | None = setting(
-        None, "Stop when the held-out accuracy reaches this.", above=0, at_most=1, matters=EXTENT
+        None, "Stop when the held-out accuracy reaches this: 98%.", kind="accuracy", matters=EXTENT
     )
 
 

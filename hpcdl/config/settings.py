@@ -63,8 +63,8 @@ def setting(
     """Declare a dataclass field: `help` is one sentence, `kind` overrides its type. Settings of a run give `matters`.
 
     Kinds beside types: `bytes`, `amount` (bytes, or AUTO), `seconds`, `interval` (seconds, or AUTO), `count` (a whole
-    number, or AUTO), `size`, `trace`, `compression`, and the lists `counts` (whole numbers from 1 on), `names`, and
-    `words` (each unchanged, including commas).
+    number, or AUTO), `size`, `accuracy`, `trace`, `compression`, and the lists `counts` (whole numbers from 1 on),
+    `names`, and `words` (each unchanged, including commas).
     """
     limits = {"at_least": at_least, "above": above, "at_most": at_most}
     metadata = {"help": help, "kind": kind, "limits": limits, "choices": tuple(choices), "matters": matters}
@@ -236,6 +236,20 @@ def _text(value: Any) -> str:
     return text
 
 
+def accuracy(value: Any) -> float:
+    """Return an accuracy, as a share, from `98%` or `0.98`. Raises ValueError for 98, which may be either."""
+    text = str(value).strip()
+    number = _real(text.removesuffix("%") if text.endswith("%") else value)
+    share = number / 100 if text.endswith("%") else number
+    if not 0 < share <= 1 or (share < _LEAST_PERCENT and text.endswith("%")):
+        raise ValueError(f"{shown(value)} is no accuracy; write for example 98% or 0.98")
+    return share
+
+
+_LEAST_PERCENT = 0.01
+"""Below it, `0.98%` may mean 98 %."""
+
+
 def image_size(value: Any) -> tuple[int, int]:
     """Return height and width from `28`, `224x192` or a list of two numbers."""
     parts = value if isinstance(value, list | tuple) else str(value).lower().split("x")
@@ -289,6 +303,7 @@ PARSERS: dict[str, Callable[[Any], Any]] = {
     "interval": lambda value: AUTO if value == AUTO else _seconds(value),
     "count": lambda value: AUTO if value == AUTO else _integer(value),
     "size": image_size,
+    "accuracy": accuracy,
     "counts": _counts,
     "shares": _shares,
     "names": lambda value: tuple(_text(item) for item in _items(value)),

@@ -60,6 +60,18 @@ def test_all_mistakes_at_once_each_with_its_remedy() -> None:
     assert len(caught.value.problems) == 6
 
 
+@pytest.mark.parametrize("given", ["98%", "98 %", "0.98", 0.98])
+def test_an_accuracy_is_a_percentage_or_a_share(given: object) -> None:
+    config = load(TrainConfig, [Layer(origin="file (x)", values={**NEEDED, "target-accuracy": given})]).config
+    assert config.objective.target_accuracy == 0.98
+
+
+@pytest.mark.parametrize("given", ["98", 98, "0.98%", "0", "-1%", "101%", "nan%", "%", "high", True])
+def test_what_may_be_another_accuracy_is_refused(given: object) -> None:
+    with pytest.raises(ConfigError, match=r"98% or 0\.98|not a number|not a finite number"):
+        load(TrainConfig, [Layer(origin="file (x)", values={**NEEDED, "target-accuracy": given})])
+
+
 def test_an_unknown_key_names_the_nearest_of_many_and_a_table_is_no_key() -> None:
     with pytest.raises(ConfigError) as caught:
         load(TrainConfig, [Layer(origin="file (x)", values={**NEEDED, "lerning-rate": 1, "train": {"epochs": 3}})])

@@ -311,7 +311,7 @@ def test_another_node_type_is_marked(ask_hpcdl: CommandLine, study: Path) -> Non
         (["STUDY", "--servers", "0"], "--servers 0"),
         (["STUDY", "--batch-size", "0"], "--batch-size 0"),
         (["STUDY", "--placement", "best"], "round-robin"),
-        (["STUDY", "--target", "197%"], "between 0 and 100"),
+        (["STUDY", "--target", "197%"], "'197%' is no accuracy; write for example 98% or 0.98"),
         (["STUDY", "--target", "99.9%"], "no run of"),
         (["STUDY", "--network", "1us,0"], "more than nothing"),
         (["STUDY", "--machine", "nowhere"], "unknown machine"),

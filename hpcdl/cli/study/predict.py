@@ -128,16 +128,12 @@ def _placement(name: str | None) -> str | None:
 
 
 def _share(text: str | None) -> float | None:
-    """Parse an accuracy, `97%` or `0.97`."""
-    if text is None:
-        return None
+    from hpcdl.config.settings import accuracy
+
     try:
-        value = float(text.rstrip("% ")) / (100 if "%" in text else 1)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1:
-        raise UsageError(f"--target {text}: an accuracy is between 0 and 100 %; write for example 97%")
-    return value
+        return None if text is None else accuracy(text)
+    except ValueError as error:
+        raise UsageError(f"--target: {error}") from None
 
 
 def _write(answer: Answer, out: Path) -> None:

@@ -129,6 +129,15 @@ class Answer:
         }  # fmt: skip
 
 
+def check(question: Question) -> Network | None:
+    """Return the network of the question. Raises UsageError for names and files that no run could make valid."""
+    for name in question.strategies:
+        kind_of(name)
+    if question.machine is not None:
+        read_machine(question.machine)
+    return None if question.network is None else read_network(question.network)
+
+
 def answer(
     question: Question,
     runs: Sequence[Run],
@@ -139,9 +148,7 @@ def answer(
 
     `traced` are the runs that have traces; `run_dirs` holds the runs' directories by name.
     """
-    network = None if question.network is None else read_network(question.network)
-    for name in question.strategies:
-        kind_of(name)
+    network = check(question)
     evidence = (
         gather_evidence(runs, network, question.target, traced, question.model, run_dirs)
         if runs

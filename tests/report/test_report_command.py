@@ -124,6 +124,27 @@ def test_files_beside_a_report_are_said(ask_hpcdl: CommandLine, tmp_path: Path) 
         assert alone.code == 0 and "note: " not in alone.err, alone.err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["report", "--link", "fast"],
+        ["report", "--baseline", "absent"],
+        ["predict", "--strategy", "rings"],
+        ["predict", "--network", "fast"],
+        ["predict", "--machine", "nowhere"],
+    ],
+)
+def test_a_mistake_is_found_before_anything_is_said_of_the_runs(
+    ask_hpcdl: CommandLine, tmp_path: Path, words: list[str]
+) -> None:
+    for run in weak_study(tmp_path / "study").iterdir():
+        (run / "trace").mkdir()
+    (tmp_path / "study" / "damaged").mkdir()
+    (tmp_path / "study" / "damaged" / "record.json").write_text("{")
+    finished = ask_hpcdl([words[0], "study", *words[1:]], cwd=tmp_path)
+    assert finished.code == 2 and len(finished.err.splitlines()) == 1, finished.err
+
+
 def test_a_damaged_record_among_others_is_reported_and_left_out(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     folder = weak_study(tmp_path / "study")
     (folder / "w1-r0" / "record.json").write_text("{")

@@ -74,7 +74,7 @@ def predict(
     """
     from hpcdl.core.storage.disk import check_output_folder, check_outputs
     from hpcdl.launch.traced import traced_runs
-    from hpcdl.predict.answer import Question, answer
+    from hpcdl.predict.answer import Question, answer, check
 
     others = check_output_folder(out) if out else []
     check_outputs([out / "predict.json"] if out else [])
@@ -85,6 +85,7 @@ def predict(
         nodes=_counts(nodes), strategies=tuple(_words(strategy)), batch=batch_size, servers=servers,
         placement=_placement(placement), network=network, machine=machine, model=model, target=_share(target),
     )  # fmt: skip
+    check(question)  # before the records are read, which takes longest
     gathered = _gather(runs or [], imported)
     forecast = answer(question, gathered.runs, traced_runs(gathered.run_dirs, say), dict(gathered.run_dirs))
     complete = dataclasses.replace(forecast, warnings=(*gathered.unreadable, *gathered.remarks, *forecast.warnings))

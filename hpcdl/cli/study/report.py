@@ -110,7 +110,7 @@ def report(
     """
     from hpcdl.report.analysis.analyse import kept_apart
     from hpcdl.report.compose.build import compose, render
-    from hpcdl.report.runs.sources import walk, without_copies
+    from hpcdl.report.runs.sources import link_of, walk, without_copies
 
     centres = {"--target": target, "--curve": curve, "--attach": attach}
     if for_ is not None:
@@ -124,8 +124,7 @@ def report(
         return
     _refuse(centres, "belongs to a centre's document; give --for TEMPLATE too")
     chosen = _formats(formats, as_json)
-    # Walked once for searches, tunings and runs: on a parallel file system that takes longest.
-    walks = {path: walk(path) for path in runs or []}
+    walks = {path: walk(path) for path in runs or []}  # once: on a parallel file system that takes longest
     searches, runs = _searches(runs or [], anonymous, walks)
     tunings, runs = _tunings(runs, anonymous, walks)
     if not runs and not tunings and not searches and imported is None:
@@ -133,11 +132,12 @@ def report(
     _check_flags(fail_on_regression, baseline, anonymous=anonymous, anonymous_data=anonymous_data)
     inches, folder = _inches(figure_width, figures), _folder(out, runs, chosen)
     gather = functools.partial(_gather, anonymous=anonymous, hide_data=anonymous_data)
-    gathered = gather(runs, imported, walks)
-    before = None if baseline is None else without_copies(gather([baseline], None, {}), gathered.runs, str(baseline))
-    gathered, before = kept_apart(gathered, before)
+    rate = None if link is None else link_of(link)
     extras = {"tunings": tunings, "searches": searches, "base": base, "compare": compare, "name": baseline}
-    analysis = _analysed(gathered, before, link, extras, anonymous=anonymous)
+    earlier = None if baseline is None else gather([baseline], None, {})  # first: its name may be mistyped
+    gathered = gather(runs, imported, walks)
+    gathered, before = kept_apart(gathered, earlier and without_copies(earlier, gathered.runs, str(baseline)))
+    analysis = _analysed(gathered, before, extras | {"link_bytes_per_second": rate}, anonymous=anonymous)
     document, bar = compose(analysis), progress("drawing", 1)
     written = render(document, folder, chosen, paper_figures=figures, figure_inches=inches, bar=bar)
     if as_json:
@@ -146,14 +146,11 @@ def report(
     _fail_on(analysis, fail_on_regression)
 
 
-def _analysed(
-    gathered: Gathered, before: Gathered | None, link: str | None, given: dict[str, Any], *, anonymous: bool
-) -> Analysis:
+def _analysed(gathered: Gathered, before: Gathered | None, given: dict[str, Any], *, anonymous: bool) -> Analysis:
     """Return the analysis; `given` are arguments of `analyse`, and under `name` the folder of the baseline."""
     from hpcdl.predict.outlook import outlooks
     from hpcdl.report.analysis.analyse import analyse
     from hpcdl.report.runs.published import load_references
-    from hpcdl.report.runs.sources import link_of
 
     traced, name = _traced(gathered, anonymous), given.pop("name")
     return analyse(
@@ -162,7 +159,6 @@ def _analysed(
         baseline_name="" if name is None else "baseline" if anonymous else str(name),
         references=load_references(),
         traced=traced,
-        link_bytes_per_second=None if link is None else link_of(link),
         outlooks=outlooks(gathered.runs, traced),
         **given,
     )

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import itertools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,10 +82,40 @@ def _form(names: Sequence[str]) -> str:
     return "write " + ",".join(f"{name}=LOSS" for name in names)
 
 
+METRICS = ("r2", "iou")
+"""Metrics of hpcdl beside those of Keras."""
+
+
+def check_functions(loss: str, metrics: Sequence[str], label_smoothing: float) -> None:
+    """Raise UsageError if a loss or metric is unknown, or does not go with the other settings of its target."""
+    if loss == CROSS_ENTROPY and metrics:
+        names = ",".join(metrics)
+        raise UsageError(f"--metrics {names}: cross-entropy counts top-1 and top-5 itself; give another --loss too")
+    if loss != CROSS_ENTROPY and label_smoothing:
+        raise UsageError(f"--label-smoothing goes with --loss cross-entropy, not with {loss!r}")
+    for kind, given, own in (("loss", [loss], (CROSS_ENTROPY,)), ("metric", metrics, METRICS)):
+        known = _functions_of_keras("losses" if kind == "loss" else "metrics")
+        for name in given:
+            if known and name not in (*known, *own):
+                raise UsageError(f"unknown {kind} {name!r}{suggestion(name, [*known, *own])}")
+
+
+def _functions_of_keras(module: str) -> list[str]:
+    """Return the functions that a module of Keras exports, without importing it; none if they are not found."""
+    spec = importlib.util.find_spec("keras")
+    with contextlib.suppress(OSError):
+        text = (Path((spec and spec.origin) or "").parent / module / "__init__.py").read_text(encoding="utf-8")
+        names = re.findall(r" as (\w+)", text)
+        return [name for name in names if name.islower() and name not in ("get", "serialize", "deserialize")]
+    return []
+
+
 def check_objective(config: ObjectiveConfig, dataset: Dataset) -> None:
     """Raise UsageError if a loss does not fit its target, or a target has none."""
     losses = losses_of(config, [field.name for field in dataset.targets])
-    metrics_of(config, list(losses))
+    metrics = metrics_of(config, list(losses))
+    for name, loss in losses.items():
+        check_functions(loss, metrics[name], config.label_smoothing)
     for field in dataset.targets:
         if losses[field.name] == CROSS_ENTROPY and not _names_classes(field):
             raise UsageError(

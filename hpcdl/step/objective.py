@@ -17,7 +17,7 @@ import tensorflow as tf
 from hpcdl.config.schema import CROSS_ENTROPY, ObjectiveConfig
 from hpcdl.core.errors import UsageError, suggestion
 from hpcdl.data.format.manifest import Field
-from hpcdl.run.trained_data import SHORT, losses_of, metrics_of
+from hpcdl.run.trained_data import SHORT, check_functions, losses_of, metrics_of
 
 AUXILIARY_WEIGHT = 0.3
 """Weight of each auxiliary head's loss (GoogLeNet, Szegedy et al. 2015, section 5)."""
@@ -185,13 +185,9 @@ def build_objective(
     labels = None
     if target is not None:
         labels = tf.TensorSpec((None, *target.shape), tf.int32 if target.kind == "text" else tf.as_dtype(target.dtype))
+    check_functions(SHORT.get(loss, loss), [SHORT.get(name, name) for name in metrics], label_smoothing)
     if loss == CROSS_ENTROPY:
-        if metrics:
-            names = ",".join(metrics)
-            raise UsageError(f"--metrics {names}: cross-entropy counts top-1 and top-5 itself; give another --loss too")
         return Masks(labels, label_smoothing) if target and target.shape else Classification(label_smoothing)
-    if label_smoothing:
-        raise UsageError(f"--label-smoothing goes with --loss cross-entropy, not with {loss!r}")
     return KerasFunctions(loss, metrics, labels)
 
 
@@ -267,10 +263,17 @@ def _aligned(labels: Any, predictions: Any) -> tuple[Any, Any]:
     return labels, predictions
 
 
-def _function(module: Any, kind: str, name: str) -> Callable[..., Any]:
-    functions = {item: value for item, value in vars(module).items() if inspect.isfunction(value) and item.islower()}
+def _functions(module: Any) -> dict[str, Callable[..., Any]]:
+    functions: dict[str, Callable[..., Any]] = {
+        item: value for item, value in vars(module).items() if inspect.isfunction(value) and item.islower()
+    }
     for helper in ("get", "serialize", "deserialize"):
         functions.pop(helper, None)
+    return functions
+
+
+def _function(module: Any, kind: str, name: str) -> Callable[..., Any]:
+    functions = _functions(module)
     if name not in functions:
         own = [CROSS_ENTROPY] if kind == "loss" else []  # hpcdl's word beside those of Keras
         raise UsageError(f"unknown {kind} {name!r}{suggestion(name, [*functions, *own])}")

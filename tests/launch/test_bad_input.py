@@ -39,6 +39,10 @@ BASE = ["train", "--model", "lenet", "--strategy", "ring"]
         (["--init-weights", "gone.keras"], 2, "No such file"),
         (["--init-weights", __file__], 2, "not a saved model"),
         (["--learning-rate", "nan"], 2, "not a finite number"),
+        (["--loss", "crossentropy"], 2, "unknown loss 'crossentropy'; did you mean 'cross-entropy'?"),
+        (["--loss", "mse", "--metrics", "mean_error"], 2, "unknown metric 'mean_error'; did you mean"),
+        (["--metrics", "accuracy"], 2, "cross-entropy counts top-1 and top-5 itself"),
+        (["--loss", "mse", "--label-smoothing", "0.1"], 2, "--label-smoothing goes with --loss cross-entropy"),
         (["--time-limit", "soon"], 2, "write for example 90s"),
     ],
 )

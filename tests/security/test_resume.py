@@ -19,7 +19,7 @@ from tests.training_runs import events, record_of, wait_for
 
 pytestmark = pytest.mark.mpi
 SCRIPT = Path(__file__).with_name("own_state.py")
-WRONG_LOSS = ["--loss", "crossentropy"]
+WRONG_LOSS = ["--loss", "huber"]
 WRONG_OUTPUTS = """import keras
 
 
@@ -69,7 +69,7 @@ def test_a_folder_of_the_users_is_no_run(ask_hpcdl: CommandLine, tmp_path: Path,
 def test_where_ranks_refuse_all_is_as_it_was(
     run_hpcdl: CommandLine, run: Path, tmp_path: Path, place: str, ranks: int, launched: bool, wrong: str
 ) -> None:
-    """Everything stays as it was if ranks refuse: only TensorFlow detects an unknown loss or too few outputs."""
+    """Everything stays as it was if ranks refuse: only TensorFlow detects a loss or a class without its output."""
     (tmp_path / "seven.py").write_text(WRONG_OUTPUTS)
     folder = {"run": run, "from scratch": run, "empty": tmp_path / "empty"}.get(place, tmp_path / "a" / "b")
     if place == "empty":

@@ -67,6 +67,16 @@ def test_unknown_losses_and_metrics_are_refused() -> None:
         build_objective("mean_squared_error", [], 0.1)
 
 
+def test_losses_and_metrics_of_keras_are_known_without_importing_it() -> None:
+    from hpcdl.run.trained_data import METRICS, _functions_of_keras
+    from hpcdl.step.objective import _DERIVED, _functions
+
+    assert tuple(_DERIVED) == METRICS
+    for name in ("losses", "metrics"):
+        module = __import__(f"keras.{name}", fromlist=["get"])
+        assert sorted(_functions_of_keras(name)) == sorted(_functions(module))
+
+
 def test_top5_of_five_classes_is_not_printed() -> None:
     values = {"loss": 0.5, "accuracy": 0.75, "top5_accuracy": 1.0}
     assert [*worth_printing(values, 3)] == ["loss", "accuracy"]

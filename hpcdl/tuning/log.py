@@ -134,16 +134,27 @@ def read_log(path: Path) -> Recorded:
 def _continued(path: Path, header: Mapping[str, Any]) -> list[LoggedSample]:
     """Return the entries of a log of the same search. Drops a last line that was cut short, to append after it."""
     recorded = read_log(path)
-    for key, value in header.items():
-        logged = recorded.header.get(key)
-        if logged != value:
-            raise UsageError(f"{path} belongs to another search ({key} {logged!r}, here {value!r}); drop --resume")
+    differing = [line for key, value in header.items() for line in _differences(key, recorded.header.get(key), value)]
+    if differing:
+        raise UsageError(f"{path} belongs to another search ({', '.join(differing)}); drop --resume")
     descriptor = open_to_append(path)
     try:
         cut(descriptor, recorded.num_sound_bytes)
     finally:
         os.close(descriptor)
     return recorded.entries
+
+
+_WORDS = {"fingerprint": "another node", "engine": "another engine of TensorFlow", "devices": "other GPUs"}
+
+
+def _differences(key: str, logged: object, here: object) -> list[str]:
+    """Return in words how a part of a log's header differs from that of this search."""
+    if logged == here:
+        return []
+    if isinstance(logged, dict) and isinstance(here, dict) and key not in _WORDS:
+        return [line for name in here for line in _differences(name, logged.get(name), here[name])]
+    return [_WORDS.get(key) or f"{key.replace('_', '-')} {logged}, here {here}"]
 
 
 def _entry(document: Mapping[str, Any], path: Path) -> LoggedSample:

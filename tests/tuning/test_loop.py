@@ -5,6 +5,7 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -183,6 +184,12 @@ def test_a_damaged_log_and_another_search_s_log_are_refused(tmp_path: Path) -> N
     TrialLog(path, HEADER, resume=False).add({}, TrialOutcome(status="ok", images_per_second=1.0))
     with pytest.raises(UsageError, match="belongs to another search"):
         TrialLog(path, {"fingerprint": "other"}, resume=True)
+    words = "log.jsonl belongs to another search (another node, batch-size 32, here 64, data a, here b); drop --resume"
+    workload = {"model": "lenet", "batch_size": 32, "data": "a"}
+    TrialLog(tmp_path / "other" / path.name, {"fingerprint": "a1b2", "workload": workload}, resume=False)
+    with pytest.raises(UsageError, match=re.escape(words)):
+        here = {"fingerprint": "c3d4", "workload": workload | {"batch_size": 64, "data": "b"}}
+        TrialLog(tmp_path / "other" / path.name, here, resume=True)
     path.write_text(path.read_text().replace('"settings"', "settings") + "{}\n")
     with pytest.raises(CorruptError, match="line 2 is no JSON"):
         TrialLog(path, HEADER, resume=True)

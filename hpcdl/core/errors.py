@@ -110,8 +110,9 @@ class UsageError(HpcdlError):
 class UnknownNameError(UsageError):
     """A name that is not among the known ones."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        super().__init__(f"unknown {kind} {name!r}{suggestion(name, known)}")
+    def __init__(self, kind: str, name: str, known: Iterable[str], like: str = "") -> None:
+        """`like` is the known name that means the same, if it does not resemble `name`."""
+        super().__init__(f"unknown {kind} {name!r}{suggestion(like or name, known)}")
 
 
 class ConfigError(UsageError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -176,6 +177,14 @@ STRATEGIES: Mapping[str, StrategyInfo] = _Strategies()
 ALIASES = {"sync-sgd": "auto"}
 
 
+_ELSEWHERE = {
+    **dict.fromkeys(("horovod", "hvd", "ddp", "allreduce", "mirrored", "multiworkermirrored"), "ring"),
+    "distributeddataparallel": "ring",
+    "parameterserver": "ps",
+}
+"""Strategies that do what other libraries call by these names, written without dashes and capitals."""
+
+
 def listed_strategies() -> list[StrategyInfo]:
     """Return every name that find_strategy accepts: all entries, then the aliases."""
     aliases = [
@@ -196,5 +205,6 @@ def find_strategy(name: str) -> StrategyInfo:
     """Return the entry of `name`. Raises UnknownNameError, which lists the known names, for an unknown one."""
     resolved = ALIASES.get(name, name)
     if resolved not in STRATEGIES:
-        raise UnknownNameError("strategy", name, [*STRATEGIES, *ALIASES])
+        like = _ELSEWHERE.get(re.sub("[^a-z]|strategy$", "", name.casefold()), "")
+        raise UnknownNameError("strategy", name, [*STRATEGIES, *ALIASES], like)
     return STRATEGIES[resolved]

@@ -332,7 +332,7 @@ def test_a_script_for_this_node_says_which_flags_it_leaves_out(ask_hpcdl: Comman
     words = ["submit", "--dry-run", "--nodes", "2", "--partition", "gpu", "--mem=64G", "--", *TRAIN]
     for launcher, warned in (("local", True), ("slurm", False)):
         shown = ask_hpcdl(words, cwd=tmp_path, env={"HPCDL_LAUNCHER": launcher})
-        said = "warning: the launcher local has no batch system: the script runs here, without --partition, --mem;"
+        said = "no batch system: the script runs here, without --partition, --mem, --nodes 2;"
         assert shown.code == 0 and (said in shown.err) == warned == ("warning" in shown.err), shown.err
 
 

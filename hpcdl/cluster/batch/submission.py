@@ -187,6 +187,7 @@ def left_out(flags: Mapping[str, object]) -> str:
     """Return a warning if the launcher's script has no place for some of `flags`, since no batch system reads it."""
     name = batch_launcher()
     unused = [f"--{key}" for key in (*BATCH_KEYS, "until-done") if flags.get(key)]
+    unused += [f"--nodes {nodes}"] if (nodes := str(flags.get("nodes") or 1)) != "1" else []
     if not unused or load_launcher(name).batch:
         return ""
     return (

@@ -43,6 +43,7 @@ from hpcdl.core.storage.disk import (
     Made,
     TargetError,
     free_name,
+    holds_shards,
     make_folder,
     move,
     open_folder,
@@ -290,6 +291,8 @@ def check_place(run_dir: Path, checkpoint: InterruptionConfig) -> None:
             raise UsageError(f"{missing}; put it back, or start again at step 0 with --resume --from-scratch")
         return
     # The lock is this call's own; a kill in the first moments leaves no more than the beginning of run.toml.
+    if holds_shards(run_dir):
+        raise UsageError(f"run directory {run_dir} holds a data set; choose another --run-dir")
     foreign = others_in(run_dir, rf"\{LOCK_NAME}|\.run\.toml\.\w+\.tmp(/.*)?")
     if foreign and checkpoint.resume:
         raise UsageError(

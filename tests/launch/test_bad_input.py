@@ -19,6 +19,9 @@ BASE = ["train", "--model", "lenet", "--strategy", "ring"]
     [
         (["--data", "nowhere"], 2, "nowhere"),
         (["--strategy", "rign"], 2, "unknown strategy 'rign'; did you mean 'ring'?"),
+        (["--strategy", "horovod"], 2, "unknown strategy 'horovod'; did you mean 'ring'?"),
+        (["--strategy", "MultiWorkerMirroredStrategy"], 2, "did you mean 'ring'?"),
+        (["--strategy", "ParameterServerStrategy"], 2, "did you mean 'ps'?"),
         (["--model", "lennet"], 2, "did you mean 'lenet'?"),
         (["--ranks", "0"], 2, "--ranks: 0 is out of range; it must be at least 1"),
         (["--ranks", "two"], 2, "--ranks: 'two' is not a whole number"),
@@ -59,6 +62,16 @@ def test_one_line_and_nothing_written(
     assert len(finished.err.strip().splitlines()) == 1
     assert "Traceback" not in finished.err
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_data_set_is_no_run_directory_and_a_file_may_lack_functions(
+    ask_hpcdl: CommandLine, shards: Path, tmp_path: Path
+) -> None:
+    finished = ask_hpcdl([*BASE, "--data", shards, "--run-dir", shards])
+    assert finished.err == f"hpcdl: run directory {shards} holds a data set; choose another --run-dir\n"
+    (tmp_path / "net.py").write_text("import keras\n")
+    finished = ask_hpcdl(["train", "--model", "net.py:build", "--data", shards], cwd=tmp_path)
+    assert finished.err == "hpcdl: net.py defines no function; write one, build, or name another file\n"
 
 
 @pytest.mark.parametrize(

@@ -613,6 +613,11 @@ def make_output_folder(path: Path, flag: str = "--out ") -> list[Made]:
 _REPORTS_FOLDERS = ("figures", "tables")
 
 
+def holds_shards(path: Path) -> bool:
+    """Return whether a folder, or one in it, holds the shards of a data set."""
+    return any(next(path.glob(names), None) for names in ("shard-*.h5", "*/shard-*.h5"))
+
+
 def check_output_folder(path: Path, flag: str = "--out") -> list[str]:
     """Return the names in a folder for output that hpcdl did not write, in order; hidden ones are left out.
 
@@ -620,7 +625,7 @@ def check_output_folder(path: Path, flag: str = "--out") -> list[str]:
     """
     if path.exists() and not path.is_dir():
         raise UsageError(f"{flag} {path} is a file; name a folder")
-    if any(next(path.glob(names), None) for names in ("shard-*.h5", "*/shard-*.h5")):
+    if holds_shards(path):
         raise UsageError(f"{flag} {path} holds a data set; name another folder")
     with contextlib.suppress(OSError):  # absent, or readable for others
         return sorted(

@@ -344,7 +344,11 @@ class StartConfig(RanksConfig):
 class LaunchConfig(StartConfig):
     """The same, and where the run is written."""
 
-    run_dir: Path | None = setting(None, "Folder of the run; default runs/<time>-<model>-<strategy>.", matters=NOTHING)
+    run_dir: Path | None = setting(
+        None,
+        "Folder of the run; default runs/<time>-<model>-<strategy>, of a script runs/<time>-<script>-script.",
+        matters=NOTHING,
+    )
     warmup_steps: int = setting(3, "First steps that throughput leaves out.", at_least=0, matters=NOTHING)
 
 

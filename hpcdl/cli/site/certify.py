@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog="Example: hpcdl certify --strategy ring --strategy async-easgd --tries 3")(certify)
+    app.command(epilog="Example: hpcdl certify --strategy ring,async-easgd --tries 3")(certify)
 
 
 def certify(
     nodes: Annotated[
-        int | None, typer.Option("--nodes", metavar="INTEGER", min=1, help="Nodes of this job that must take part.")
+        int | None, typer.Option("--nodes", metavar="N", min=1, help="Nodes of this job that must take part.")
     ] = None,
     ranks: Annotated[
-        int | None, typer.Option("--ranks", "-n", min=3, help="Ranks of each run; 3, or two for each node.")
+        int | None,
+        typer.Option("--ranks", "-n", metavar="N", min=3, help="Ranks of each run. [3, or two for each node]"),
     ] = None,
     strategy: Annotated[
         list[str] | None,
@@ -42,7 +43,7 @@ def certify(
         list[str] | None,
         typer.Option("--fault", metavar="NAME", help="Only this one, such as 'slow link'; may be repeated."),
     ] = None,
-    tries: Annotated[int, typer.Option("--tries", min=1, help="Runs of each fault.")] = 1,
+    tries: Annotated[int, typer.Option("--tries", metavar="N", min=1, help="Runs of each fault.")] = 1,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the card and its runs.")] = Path("card"),
     resume: Annotated[bool, typer.Option("--resume", help="Continue the card in --out: run what it lacks.")] = False,
     quiet: QuietFlag = False,

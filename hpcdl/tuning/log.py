@@ -154,7 +154,8 @@ def _differences(key: str, logged: object, here: object) -> list[str]:
         return []
     if isinstance(logged, dict) and isinstance(here, dict) and key not in _WORDS:
         return [line for name in here for line in _differences(name, logged.get(name), here[name])]
-    return [_WORDS.get(key) or f"{key.replace('_', '-')} {logged}, here {here}"]
+    was, now = ("not given" if value is None else value for value in (logged, here))
+    return [_WORDS.get(key) or f"{key.replace('_', '-')} {was}, here {now}"]
 
 
 def _entry(document: Mapping[str, Any], path: Path) -> LoggedSample:

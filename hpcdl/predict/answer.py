@@ -293,11 +293,13 @@ def _changes(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
     """Return the sizes at which another strategy becomes the best: most samples per second on the same nodes.
 
     A best one remains so until another is better beyond the intervals. Those that are not distinguishable from it at
-    one of its sizes are listed with it.
+    one of its sizes are listed with it. None is the best if the steps of fewer than two are known.
     """
     changes: list[dict[str, Any]] = []
     before = ""
     known = [row for row in predictions if row.step_seconds.bounded]
+    if len({row.job.label for row in known}) < 2:
+        return []
     for nodes in sorted({row.job.nodes for row in known}):
         rows = [row for row in known if row.job.nodes == nodes]
         best = max(rows, key=lambda row: row.images_per_second.mean)

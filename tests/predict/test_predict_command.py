@@ -57,6 +57,13 @@ def test_the_document_is_what_is_agreed(ask_hpcdl: CommandLine, study: Path) -> 
     assert {row["what"] for row in document["crossings"]} == {"efficiency below 80 %", "best strategy"}
 
 
+def test_one_strategy_alone_is_not_called_the_best(ask_hpcdl: CommandLine, study: Path) -> None:
+    alone = ask_hpcdl(["predict", study, "--strategy", "ring", "--nodes", "8"])
+    assert alone.code == 0 and "best" not in alone.out and "an epoch, node-hours, and what" in alone.out, alone.out
+    two = ask_hpcdl(["predict", study, "--strategy", "ring,ps", "--nodes", "8"])
+    assert two.code == 0 and "best from 8 nodes" in two.out and "the best of them" in two.out, two.out
+
+
 def test_the_table_fits_a_terminal(ask_hpcdl: CommandLine, study: Path, tmp_path: Path) -> None:
     finished = ask_hpcdl(["predict", study, "--nodes", "1,8,512", "--out", tmp_path / "out"])
     assert finished.code == 0, finished.err

@@ -251,10 +251,11 @@ def _print_best(rows: Sequence[Prediction]) -> None:
              f"{best.epoch_node_hours.mean:.3g}", *target, f"{gain} -{100 * best.faster[gain]:.0f} %")
         )  # fmt: skip
     put()
-    put("the best of them (? others are not distinguishable from it): an epoch, node-")
-    put("hours, and what halving one cost would save")
+    several = len({prediction.job.label for prediction in rows}) > 1
+    which = "the best of them (? others are not distinguishable from it): " if several else ""
+    put(textwrap.fill(f"{which}an epoch, node-hours, and what halving one cost would save", 79))
     target_title = ("to target",) if aimed else ()
-    print_table(("nodes", "best", "epoch", "90 %", "node-h", *target_title, "halved"), cells)
+    print_table(("nodes", "best" if several else "strategy", "epoch", "90 %", "node-h", *target_title, "halved"), cells)
 
 
 def _reasons(rows: Sequence[Prediction]) -> list[str]:

@@ -351,9 +351,12 @@ def module_missing(builder: UserFunction) -> UsageError:
 def function_missing(builder: UserFunction, known: Sequence[str]) -> UsageError:
     """Return the error for a function that the file or module does not have."""
     source = builder.path or builder.module
-    if not known:
-        return UsageError(f"{source} defines no function; write one, {builder.function}, or name another file")
-    return UnknownNameError(f"{builder.what} function in {source}:", builder.function, known)
+    if known:
+        return UnknownNameError(f"{builder.what} function in {source}:", builder.function, known)
+    return UsageError(
+        f"unknown {builder.what} function in {source}: {builder.function!r}; it has no function outside classes; write "
+        "this one there, or name another file"
+    )
 
 
 def _check_function(builder: UserFunction, source: Path) -> None:

@@ -71,7 +71,7 @@ def test_a_data_set_is_no_run_directory_and_a_file_may_lack_functions(
     assert finished.err == f"hpcdl: run directory {shards} holds a data set; choose another --run-dir\n"
     (tmp_path / "net.py").write_text("import keras\n")
     finished = ask_hpcdl(["train", "--model", "net.py:build", "--data", shards], cwd=tmp_path)
-    assert finished.err == "hpcdl: net.py defines no function; write one, build, or name another file\n"
+    assert "function in net.py: 'build'; it has no function outside classes; write this one there" in finished.err
 
 
 @pytest.mark.parametrize(

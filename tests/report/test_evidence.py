@@ -50,9 +50,9 @@ def study(walls: dict[int, float], noise: tuple[float, ...] = NOISE, **changes: 
     }
 
 
-def placed(item: RunRecord) -> RunRecord:
+def placed(item: RunRecord, processors: str = "0-3,8") -> RunRecord:
     """Return the record with the processors of its ranks filled in."""
-    ranks = [dataclasses.replace(rank, processors="0-3,8") for rank in item.rank_records]
+    ranks = [dataclasses.replace(rank, processors=processors) for rank in item.rank_records]
     return dataclasses.replace(item, rank_records=ranks)
 
 
@@ -145,6 +145,8 @@ def test_placement_is_met_where_every_record_states_it() -> None:
     reported = {name: placed(item) for name, item in records.items()}
     found = findings(reported, "own")["placement"]
     assert (found.verdict, found.measured) == (MET, "recorded: a rank on 5 processors of its node")
+    one = findings({name: placed(item, "3") for name, item in records.items()}, "own")["placement"]
+    assert one.measured == "recorded: a rank on 1 processor of its node"
     one = next(iter(reported))
     assert findings({**reported, one: records[one]}, "own")["placement"].verdict == NOT_MEASURED
 

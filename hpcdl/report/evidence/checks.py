@@ -344,7 +344,8 @@ def _placement(case: Case, criterion: Criterion) -> _Answer:
     if not all(rank.processors for rank in ranks):
         return NOT_MEASURED, "not every record says on which processors its ranks ran"
     counts = sorted({len(parse_list(rank.processors)) for rank in ranks})
-    return MET, f"recorded: a rank on {' or '.join(map(str, counts))} processors of its node"
+    processors = " or ".join([*map(str, counts[:-1]), counted(counts[-1], "processor")])
+    return MET, f"recorded: a rank on {processors} of its node"
 
 
 def _gpu_utilisation(case: Case, criterion: Criterion) -> _Answer:

@@ -139,6 +139,22 @@ def test_columns_of_weights_and_errors_are_no_features(
     assert made.code == 0 and "x: the columns 'mass', 'weight'" in made.err
 
 
+def test_a_column_e_is_a_feature(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("d,e,y\n" + "".join(f"{n * n % 7},{n * n % 5},{n}.5\n" for n in range(20)))
+    job = dry_run(request(tmp_path / "t.csv", tmp_path / "out", target="y"))
+    assert [column for field in job.fields for column in field.columns][:2] == ["d", "e"]
+
+
+def test_labels_of_pictures_in_records_that_begin_with_1_leave_no_empty_class(tmp_path: Path) -> None:
+    source = tmp_path / "a.tfrecord"
+    source.write_bytes(framed([example(image=png(PIXELS[n]), label=1 + n % 3) for n in range(N)]))
+    manifest = make(source, tmp_path / "out")
+    assert manifest.class_names == ("1", "2", "3")
+    assert any("labels are renumbered: 1 -> 0" in line for line in manifest.understood)
+    with h5py.File(tmp_path / "out/shard-00000.h5") as shard:
+        assert set(shard["labels"][:].tolist()) == {0, 1, 2}
+
+
 def test_names_of_numbers_with_gaps_leave_no_empty_classes(run_hpcdl: CommandLine, tmp_path: Path) -> None:
     source = saved(tmp_path, "h5", images=PIXELS, labels=np.array([0, 2, 5], np.int8)[Y])
     with h5py.File(source, "r+") as file:

@@ -20,7 +20,7 @@ from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.chosen import remarks_on_unused
 from hpcdl.data.sources.base.glance import is_image_head
-from hpcdl.data.sources.base.labels import MOST_CLASSES, class_numbers, plausible, sparse
+from hpcdl.data.sources.base.labels import MOST_CLASSES, numbered, plausible, sparse
 from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray
 from hpcdl.data.sources.base.source import ROW, Array, Index, IndexWriter, SourceFacts, SourceSpec, UnreadableSample
 from hpcdl.data.sources.base.splits import by_names, is_clutter, leaves_out_split, remarks_on_missing, typed
@@ -104,8 +104,9 @@ class TFRecordSource(FieldSource):
             return self._list_fields(split_of, index)
         splits = [split for split, group in split_of.items() for _ in group]
         paths = [self._plain(path) for path in paths]  # an image is read at its position in the file
-        kinds, max_label, num_samples = set(), 0, 0
+        kinds, num_samples = set(), 0
         labels: set[int] = set()
+        listed: list[tuple[str, Array]] = []
         for number, (path, split) in enumerate(zip(paths, splits, strict=True)):
             batch: list[tuple[int, int, int, int, int]] = []
             for offset, content, sound in records(path):
@@ -113,26 +114,31 @@ class TFRecordSource(FieldSource):
                 if sound:
                     label, size, kind = self._look(content, f"{path} at byte {offset}")
                     kinds.add(kind)
-                    max_label = max(max_label, label)
                     labels.add(label)
                     num_samples += 1
                 batch.append((offset, size, label, 0, number))
                 if len(batch) == _BATCH:
-                    index.add(split, np.array(batch, ROW))
+                    listed.append((split, np.array(batch, ROW)))
                     batch = []
-            index.add(split, np.array(batch, ROW))
+            listed.append((split, np.array(batch, ROW)))
         if self._spec.asks and not self._class_names and not self._spec.target_kind:
             self._ask_of_numbers(labels, num_samples)
         if len(kinds) > 1:
             raise SourceError(f"{self._location}: records hold images of different kinds: {sorted(map(str, kinds))}")
         shape = kinds.pop() if kinds else None
+        ordered = np.array(sorted(labels), np.int64)
+        names, remarks = (self._class_names, []) if self._class_names else numbered(ordered)
+        for split, rows in listed:
+            if remarks:
+                rows["label"] = np.searchsorted(ordered, rows["label"])
+            index.add(split, rows)
         return SourceFacts(
-            class_names=self._class_names or class_numbers(max_label + 1),
+            class_names=names,
             samples_are="pixels" if shape else "files",
             sample_shape=shape,
             files=[str(path) for path in paths],
             stamps=[stamp_of(path) for path in paths],
-            remarks=remarks_on_unused(self._beside(), self._spec),
+            remarks=[*remarks, *remarks_on_unused(self._beside(), self._spec)],
         )
 
     def _ask_of_numbers(self, labels: set[int], num_samples: int) -> None:

@@ -109,7 +109,7 @@ def weighs(name: str, targets: Iterable[str]) -> str:
 def _is_error_of(name: str, target: str) -> bool:
     ends, begins = name.removeprefix(f"{target}_"), name.removesuffix(f"_{target}")
     words = [word for word in (ends, begins) if word != name]
-    return begins == "e" or any(map(_ERRORS.fullmatch, words))
+    return begins == "e" != name or any(map(_ERRORS.fullmatch, words))
 
 
 def _asked(flag_values: Sequence[str], arrays: Mapping[str, FoundArray], where: str, known: str) -> dict[str, str]:

@@ -473,6 +473,25 @@ def test_pictures_of_every_split_are_taken_and_unused_arrays_reported(tmp_path: 
     assert list(kept.splits) == ["train", "test"] and not kept.understood
 
 
+@pytest.mark.parametrize("kind", ["npz", "h5"])
+@pytest.mark.parametrize("name", ["x", "images"])
+def test_arrays_without_a_split_beside_those_of_test_are_train(kind: str, name: str, tmp_path: Path) -> None:
+    found, source = pixels(12, (4, 5, 3)), tmp_path / f"a.{kind}"
+    classes = np.arange(12) % 2
+    arrays = {name: found[:8], "labels" if name == "images" else "y": classes[:8]}
+    arrays |= {f"{own}_test": values[8:] for own, values in zip(arrays, (found, classes), strict=True)}
+    if kind == "npz":
+        np.savez(source, **arrays)
+    else:
+        with h5py.File(source, "w") as file:
+            file.update(arrays)
+    manifest = make(source, tmp_path / "out")
+    assert {split: own.num_samples for split, own in manifest.splits.items()} == {"train": 8, "test": 4}
+    assert any("called by no split, and taken as train" in line for line in manifest.understood)
+    whole = make(source, tmp_path / "whole", split_names="ignore", leave_out="*_test")
+    assert {split: own.num_samples for split, own in whole.splits.items()} == {"all": 8}
+
+
 def test_two_arrays_of_one_split_are_asked_about(tmp_path: Path) -> None:
     rows = np.zeros((6, 2), np.float32)
     arrays = {f"{name}_{split}": rows[:, 0] if name == "y" else rows for name in "xy" for split in ("train", "val")}

@@ -16,12 +16,12 @@ from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.hdf5_source import ArrayFile
-from hpcdl.data.sources.base.chosen import TARGET_NAMES, remarks_on_unused, without_split
+from hpcdl.data.sources.base.chosen import TARGET_NAMES, remarks_on_unused, unnamed_train, without_split
 from hpcdl.data.sources.base.glance import files_of, remedy_for
 from hpcdl.data.sources.base.labels import CLASS_LISTS, ask_of_labels, checked_labels, name_classes, names_by_number
 from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray, shape_text
 from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec, UnreadableSample
-from hpcdl.data.sources.base.splits import by_names, some, typed
+from hpcdl.data.sources.base.splits import IGNORE, by_names, left_out, some, typed
 from hpcdl.data.sources.checks.coordinates import LOOKED_INTO, coordinates_apart
 from hpcdl.data.sources.checks.pairing import ask_of_order
 from hpcdl.data.sources.layouts.arrays import FieldSource
@@ -169,6 +169,8 @@ class Hdf5Source(FieldSource):
             return not (self._spec.inputs or self._spec.targets)
         for path in paths:
             file = self._file(str(path))
+            if len(paths) == 1 and self._spec.split_names != IGNORE and unnamed_train(self._kept(file)):
+                return False
             try:
                 images, labels = self._names(path, file)
             except SourceError:
@@ -183,6 +185,9 @@ class Hdf5Source(FieldSource):
             if (several or not self._spec.target_kind) and not name_classes(label_values, shape[0]):
                 return False
         return True
+
+    def _kept(self, file: ArrayFile) -> list[str]:
+        return [name for name in file.arrays() if not left_out(name, self._spec.leave_out)]
 
     def _parts(self, paths: list[Path]) -> list[ArrayGroup]:
         parts = []

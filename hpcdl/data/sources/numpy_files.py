@@ -24,7 +24,14 @@ from hpcdl.core.errors import SourceError
 from hpcdl.core.storage.files import open_regular
 from hpcdl.core.units import format_bytes
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.sources.base.chosen import TARGET_NAMES, path_split, remarks_on_unused, without_split
+from hpcdl.data.sources.base.chosen import (
+    TARGET_NAMES,
+    path_split,
+    remark_on_train,
+    remarks_on_unused,
+    unnamed_train,
+    without_split,
+)
 from hpcdl.data.sources.base.glance import files_of
 from hpcdl.data.sources.base.labels import CLASS_LISTS, ask_of_labels, checked_labels, name_classes, names_by_number
 from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray, shape_text
@@ -131,6 +138,8 @@ class NumpySource(FieldSource):
         lists = CLASS_LISTS if any(self._array(label).called for _, label in pairs.values()) else ()
         unused = [name for name in self._names() if name not in used and name.lower() not in lists]
         remarks = remarks_on_unused(unused, self._spec)
+        if "train" in pairs and pairs["train"][0] in unnamed_train(self._names()):
+            remarks.append(remark_on_train(pairs["train"]))
         for own_split, (image_name, label_name) in pairs.items():
             images, labels = self._array(image_name), self._array(label_name)
             where = f"{self._location}: {image_name}"
@@ -280,7 +289,8 @@ class NumpySource(FieldSource):
                 raise SourceError(f"{self._location} has no array {missing[0]!r}; it has {', '.join(names)}")
             return {UNSPLIT: wanted}
         divided = self._divided_pairs(names)
-        plain = next((pair for pair in _PAIRS if set(pair) <= set(names)), None)
+        whole = self._spec.split_names == IGNORE or not unnamed_train(names)
+        plain = next((pair for pair in _PAIRS if whole and set(pair) <= set(names)), None)
         if not divided and plain is None:
             raise SourceError(
                 f"{self._location}: which arrays? Give --image-field and --label-field of {', '.join(names)}"
@@ -291,7 +301,8 @@ class NumpySource(FieldSource):
         """Return x and y of each split by their names: x_train beside y_train, x_valid beside y_valid, ..."""
         if self._spec.split_names == IGNORE:
             return {}
-        by_split: dict[str, dict[str, str]] = {"train": {}, "val": {}, "test": {}}
+        train = unnamed_train(names)
+        by_split: dict[str, dict[str, str]] = {"train": {name: name for name in train}, "val": {}, "test": {}}
         for name in names:
             if (split := path_split(name)) in by_split:
                 by_split[split].setdefault(without_split(name), name)

@@ -186,8 +186,12 @@ def divided(
     whole = [ArrayGroup(split=UNSPLIT, arrays=arrays)]
     splits = {path: split for path in arrays if (split := path_split(path))}
     asked = [(flag_value.rpartition("=")[0] or flag_value).strip("/") for flag_value in flag_values]
-    if len(set(splits.values())) < 2 or (asked and all(path in arrays for path in asked)):
+    of_train = unnamed_train(arrays)
+    if len({*splits.values()}) + bool(of_train) < 2 or (asked and all(path in arrays for path in asked)):
         return whole
+    if of_train:
+        remarks.append(remark_on_train(of_train))
+        splits |= dict.fromkeys(of_train, "train")
     made: dict[str, dict[str, FoundArray]] = {}
     for path, split in splits.items():
         own, name = made.setdefault(split, {}), without_split(path)
@@ -208,6 +212,24 @@ def divided(
     unused = [path for path in unsplit if path.lower() not in CLASS_LISTS]
     remarks += [f"arrays of no split, not used: {some(unused)}"] if unused else []
     return [ArrayGroup(split=split, arrays=made[split]) for split in ("train", "val", "test") if split in made]
+
+
+def unnamed_train(paths: Iterable[str]) -> list[str]:
+    """Return the arrays called by no split that are train's: X and y beside X_test and y_test, without X_train."""
+    split_of = {path: path_split(path) for path in paths}
+    if "train" in split_of.values():
+        return []
+    unsplit = {path for path, split in split_of.items() if split is None}
+    shared: dict[str, set[str]] = {}
+    for path, split in split_of.items():
+        if split and (name := without_split(path)) in unsplit:
+            shared.setdefault(split, set()).add(name)
+    return sorted(set().union(*shared.values())) if any(len(own) > 1 for own in shared.values()) else []
+
+
+def remark_on_train(names: Iterable[str]) -> str:
+    """Return the remark that arrays called by no split are train's."""
+    return f"{some(names)} are called by no split, and taken as train beside val or test"
 
 
 def _joined(parts: Sequence[ArrayGroup]) -> list[ArrayGroup]:

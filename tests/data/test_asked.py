@@ -24,6 +24,7 @@ from PIL import Image
 from hpcdl.core.errors import HpcdlError, SourceError, UsageError
 from hpcdl.data.format.dataset import open_dataset
 from hpcdl.data.sources.base.source import recognise
+from hpcdl.data.sources.checks.numbers import spreads_apart
 from hpcdl.data.write.writing import dry_run
 from tests.data.sharding import make, request
 from tests.data.test_formats import example, framed, npy, png, tar, values
@@ -1164,3 +1165,32 @@ def test_splits_with_colours_in_two_orders_are_said(kind: str, swapped: bool, tm
     remarks = dry_run(request(tmp_path / ("s" if kind == "files" else "s.npz"), tmp_path / "out")).facts.remarks
     found = [line for line in remarks if "is one RGB and the other BGR" in line]
     assert len(found) == swapped and all("brighter than the last in train" in line for line in found), remarks
+
+
+@pytest.mark.parametrize("factor", [1, 16])
+@pytest.mark.parametrize(("kind", "channels"), [("files", 1), ("files", 3), ("pixels", 1), ("pixels", 3)])
+def test_pictures_of_splits_in_two_scales_are_said(kind: str, channels: int, factor: int, tmp_path: Path) -> None:
+    pixels = RANDOM.integers(0, 256, (60, 8, 8, channels), dtype=np.uint8)
+    pixels[40:] //= factor
+    if kind == "files":
+        for number, one in enumerate(pixels):
+            path = tmp_path / "s" / ("train" if number < 40 else "test") / "ab"[number % 2] / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(one.squeeze()).save(path)
+    else:
+        labels = np.arange(60) % 2
+        arrays = {"x_train": pixels[:40], "x_test": pixels[40:], "y_train": labels[:40], "y_test": labels[40:]}
+        np.savez(tmp_path / "s.npz", **arrays)
+    remarks = dry_run(request(tmp_path / ("s" if kind == "files" else "s.npz"), tmp_path / "out")).facts.remarks
+    found = [line for line in remarks if line.startswith("images: most values are ")]
+    assert len(found) == (factor > 1) and all(" in test, and " in line for line in found), remarks
+
+
+def test_splits_of_sparse_pictures_are_in_one_scale() -> None:
+    spreads = []
+    for rare in (0.045, 0.055):
+        random = np.random.default_rng(1)
+        spreads.append(np.where(random.random(20_000) < rare, random.integers(1, 256, 20_000), 0).astype(float))
+    assert np.quantile(spreads[1], 0.95) > np.quantile(spreads[0], 0.95) == 0
+    spreads[0] = np.concatenate([spreads[0], np.full(200, 1.0)])
+    assert not spreads_apart({"train": spreads[0], "test": spreads[1]})

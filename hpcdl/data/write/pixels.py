@@ -26,7 +26,7 @@ from hpcdl.data.sources.base.source import (
 )
 from hpcdl.data.sources.base.splits import some
 from hpcdl.data.sources.checks.missing import mark_of_missing
-from hpcdl.data.sources.checks.numbers import two_units
+from hpcdl.data.sources.checks.numbers import spreads_apart, two_units
 from hpcdl.data.sources.checks.pictures import COLOURS_READ, swapped_colours
 from hpcdl.data.sources.layouts.images import ImageKinds, check_end, decode
 from hpcdl.data.write.request import LayoutConfig
@@ -34,7 +34,8 @@ from hpcdl.data.write.request import LayoutConfig
 _DECODED, _MOST_DECODED = 3, 4 << 20
 """Images of a class that are decoded, and the bytes of all of them."""
 _COLOURS_SEEN = 400
-"""Most pictures of a split whose colours are compared with another's."""
+_COLOURS, _VALUES_SEEN = 3, 250
+"""Most pictures of a split that are compared with another's, the channels of colours, and the values drawn of each."""
 _HEADERS = 500
 """At most this number of image files of a split are read for size and colours; the writing checks the rest."""
 
@@ -44,7 +45,7 @@ def shape_of(
 ) -> tuple[tuple[int, ...], SourceFacts]:
     """Return (height, width, channels) or the shape of the first field, and the facts with the type of the samples."""
     if facts.sample_shape is not None:
-        return tuple(facts.sample_shape), _with_colours(source, facts, index, counts)
+        return tuple(facts.sample_shape), _with_splits(source, facts, index, counts)
     if layout.compression and layout.encoding == "encoded":
         raise UsageError("--compression is for raw data; JPEG and PNG are compressed already")
     checks = spec.checks and spec.format in FILES_LISTED
@@ -66,10 +67,11 @@ def shape_of(
                     seen.append(bytes(content))
     shape, dtype = kinds.settled()
     remarks = [*kinds.lines(facts.class_names), *_remarks_on_black(by_class, facts, shape, dtype)]
-    remarks += _remarks_on_colours(source, facts, index, counts) if shape[-1] == 3 else []
+    facts = dataclasses.replace(facts, dtype=dtype)
+    remarks += _remarks_on_splits(source, facts, index, counts, shape[-1])
     if dtype != "uint8" and layout.encoding == "encoded":
         raise UsageError("--encoding encoded is for images of 8 bits, and these have more; use --encoding raw")
-    return shape, dataclasses.replace(facts, dtype=dtype, remarks=[*facts.remarks, *remarks])
+    return shape, dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
 
 
 def _check_whole(content: Content, name: str) -> None:
@@ -97,30 +99,37 @@ def _remarks_on_black(
     ]
 
 
-def _with_colours(source: Source, facts: SourceFacts, index: Index, counts: Mapping[str, int]) -> SourceFacts:
-    """Return `facts` with a remark if splits of arrays of pixels seem to have colours in two orders."""
-    if facts.samples_are != "pixels" or facts.fields or facts.sample_shape is None or facts.sample_shape[-1] != 3:
+def _with_splits(source: Source, facts: SourceFacts, index: Index, counts: Mapping[str, int]) -> SourceFacts:
+    """Return `facts` with remarks if splits of arrays of pixels seem to have other colours or another scale."""
+    if facts.samples_are != "pixels" or facts.fields or facts.sample_shape is None:
         return facts
-    return dataclasses.replace(facts, remarks=[*facts.remarks, *_remarks_on_colours(source, facts, index, counts)])
+    remarks = _remarks_on_splits(source, facts, index, counts, facts.sample_shape[-1])
+    return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
 
 
-def _remarks_on_colours(source: Source, facts: SourceFacts, index: Index, counts: Mapping[str, int]) -> list[str]:
-    """Return a remark if splits seem to have colours in two orders; of each some MiB are read."""
+def _remarks_on_splits(
+    source: Source, facts: SourceFacts, index: Index, counts: Mapping[str, int], channels: int
+) -> list[str]:
+    """Return remarks if splits seem to have colours in two orders, or another scale; of each some MiB are read."""
     means: dict[str, npt.NDArray[Any]] = {}
+    drawn: dict[str, npt.NDArray[Any]] = {}
     for split, count in counts.items() if len(counts) > 1 else ():
-        found, num_bytes = [], 0
+        found, values, num_bytes, random = [], [np.empty(0)], 0, np.random.default_rng(1)
         # In any order: neighbours in a source are alike.
-        for number in np.random.default_rng(1).permutation(count)[:_COLOURS_SEEN]:
+        for number in random.permutation(count)[:_COLOURS_SEEN]:
             with contextlib.suppress(UnreadableSample):  # the writing finds it again and follows --on-error
                 content = source.read(index.rows(split, np.array([number], np.int64))[0], facts, index)
-                pixels = content if isinstance(content, np.ndarray) else decode(content, size=None, channels=3)
+                pixels = content
+                if not isinstance(pixels, np.ndarray):
+                    pixels = decode(pixels, size=None, channels=channels, dtype=facts.dtype)
                 found.append(pixels.mean((0, 1), dtype=np.float64))
+                values.append(pixels.reshape(-1)[random.integers(0, pixels.size, _VALUES_SEEN)].astype(np.float64))
                 num_bytes += pixels.nbytes
             if num_bytes > COLOURS_READ:
                 break
-        means[split] = np.array(found).reshape(-1, 3)
-    line = swapped_colours(means)
-    return [f"images: {line}"] if line else []
+        means[split], drawn[split] = np.array(found).reshape(-1, channels), np.concatenate(values)
+    lines = (swapped_colours(means) if channels == _COLOURS else "", spreads_apart(drawn))
+    return [f"images: {line}" for line in lines if line]
 
 
 def check_finite(spec: SourceSpec, source: Source, facts: SourceFacts, index: Index, counts: Mapping[str, int]) -> None:
@@ -177,7 +186,9 @@ def with_marks(
                 yield content.astype(facts.dtype).reshape(-1, 1)
 
     remark = mark_of_missing("images", np.dtype(facts.dtype), rows)
-    units = "" if remark else two_units(np.array(deviations))
+    # Splits of two scales are said already.
+    apart = any("most values are" in line for line in facts.remarks)
+    units = "" if remark or apart else two_units(np.array(deviations))
     units = f"images: standard deviations of samples are {units}" if units else ""
     return dataclasses.replace(facts, remarks=[*facts.remarks, *filter(None, [remark, units])])
 

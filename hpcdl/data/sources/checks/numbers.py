@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -58,28 +58,40 @@ def scales_apart(field: Field, arrays: Sequence[PlacedArray], splits: Sequence[s
     """
     if field.kind != "numbers" or field.dtype == "bool" or not all(array.stored for array in arrays):
         return ""
-    bounds: dict[str, tuple[float, float]] = {}
+    drawn: dict[str, Array] = {}
     for split in dict.fromkeys(splits):
         own = [array for array, name in zip(arrays, splits, strict=True) if name == split]
         step = max(1, sum(math.prod(array.shape) for array in own) // _DRAWN)
         while math.gcd(step, math.prod(own[0].shape[1:])) > 1:  # else some columns would never be drawn
             step += 1
         chunks = (chunk for array in own for chunk in itertools.islice(array.chunks(), LOOKED_AT))
-        values = np.concatenate([np.empty(0), *(chunk.reshape(-1)[::step].astype(np.float64) for chunk in chunks)])
-        values = values[np.isfinite(values)]
-        if len(values) >= _LEAST_COMPARED:
-            low, high = np.quantile(values, (0.05, 0.95)).tolist()
-            bounds[split] = (low, high)
+        drawn[split] = np.concatenate(
+            [np.empty(0), *(chunk.reshape(-1)[::step].astype(np.float64) for chunk in chunks)]
+        )
+    line = spreads_apart(drawn)
+    return f"{field.name}: {line}" if line else ""
+
+
+def spreads_apart(drawn: Mapping[str, Array]) -> str:
+    """Describe two splits whose values, `drawn` from each, spread so unlike; empty if none do."""
+    bounds: dict[str, list[float]] = {}
+    for split, values in drawn.items():
+        finite = values[np.isfinite(values)]
+        if len(finite) >= _LEAST_COMPARED:
+            bounds[split] = np.quantile(finite, (0.05, 0.95, 0.01, 0.99)).tolist()
     by_spread = sorted(bounds, key=lambda split: bounds[split][1] - bounds[split][0])
     if len(by_spread) < 2:
         return ""
     narrow, wide = by_spread[0], by_spread[-1]
-    (low, high), (lowest, highest) = bounds[narrow], bounds[wide]
+    (low, high, *outer), (lowest, highest, *outermost) = bounds[narrow], bounds[wide]
     if not 0 < _APART * (high - low) < highest - lowest:
         return ""
+    # Where one value in 20 is not 0, the bounds of most are 0 in one split by chance; those of nearly all are not.
+    if _APART * (outer[1] - outer[0]) >= outermost[1] - outermost[0]:
+        return ""
     return (
-        f"{field.name}: most values are {low:.3g} to {high:.3g} in {narrow}, and {lowest:.3g} to {highest:.3g} in "
-        f"{wide}: was one of them normalised? Scale both alike"
+        f"most values are {low:.3g} to {high:.3g} in {narrow}, and {lowest:.3g} to {highest:.3g} in {wide}: was one of "
+        "them normalised? Scale both alike"
     )
 
 

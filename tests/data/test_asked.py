@@ -1194,3 +1194,32 @@ def test_splits_of_sparse_pictures_are_in_one_scale() -> None:
     assert np.quantile(spreads[1], 0.95) > np.quantile(spreads[0], 0.95) == 0
     spreads[0] = np.concatenate([spreads[0], np.full(200, 1.0)])
     assert not spreads_apart({"train": spreads[0], "test": spreads[1]})
+
+
+@pytest.mark.parametrize("kind", ["npz", "h5"])
+@pytest.mark.parametrize(
+    ("low", "high", "held", "stored"),
+    [
+        (20, 240, "u1", "i1"),
+        (-100, 100, "i1", "i1"),
+        (-1000, 2000, "i2", "u2"),
+        (0, 60_000, "u2", "u2"),
+        (0, 60_000, "u2", "i2"),
+        (-1000, 2000, "i2", "i2"),
+    ],
+)
+def test_numbers_stored_with_the_wrong_sign_are_said(
+    low: int, high: int, held: str, stored: str, kind: str, tmp_path: Path
+) -> None:
+    waves = np.sin(np.arange(20 * 16 * 16).reshape(20, 16, 16) / 40)
+    found = (low + (high - low) * (waves + 1) / 2).astype(held).view(stored)
+    source, target = tmp_path / f"a.{kind}", np.arange(20) / 7
+    if kind == "npz":
+        np.savez(source, x=found, y=target)
+    else:
+        with h5py.File(source, "w") as file:
+            file.update(x=found, y=target)
+    remarks = dry_run(request(source, tmp_path / "out")).facts.remarks
+    said = [line for line in remarks if "neighbours differ by " in line]
+    assert len(said) == (held != stored), remarks
+    assert all(f"was {np.dtype(held)} stored as {np.dtype(stored)}" in line for line in said)

@@ -30,6 +30,8 @@ _APART, _DRAWN, _LEAST_COMPARED = 10, 100_000, 100
 """Splits are compared by about _DRAWN values each, if there are _LEAST_COMPARED."""
 _FACTORS, _GAP = (10, 100, 255, 1000, 65535, 1e6), 2
 """Factors between usual units."""
+_SHORTEST, _JUMPS = 8, 1.25
+"""Series and sides of pictures from which on neighbours are compared, and by how much more they differ as they are."""
 _UNEVEN, _LARGE = 1000, 100
 _PICTURES, _BYTES_FROM = 16, 100
 """Pictures that are looked at, and the number from which on floats are not scaled: pixels from 0 to 255."""
@@ -46,6 +48,7 @@ def doubts(field: Field, arrays: Sequence[PlacedArray], splits: Sequence[str]) -
             padding(field, arrays),
             codes_of_missing(field, arrays),
             colours_of(field, arrays, splits),
+            wrapped(field, arrays),
         )
         if line
     ]
@@ -113,6 +116,32 @@ def mixed_units(field: Field, arrays: Sequence[PlacedArray]) -> str:
         if line := two_units(column):
             return f"{field.name}: values{f' at index {at}' if width > 1 else ''} are {line}"
     return ""
+
+
+def wrapped(field: Field, arrays: Sequence[PlacedArray]) -> str:
+    """Describe whole numbers that jump between neighbours less as the type with, or without, a sign; empty if none do.
+
+    Bytes of a picture that are stored as int8 jump from 127 to -128.
+    """
+    dtype, length = np.dtype(field.dtype), field.shape[0] if field.shape else 0
+    if field.kind != "numbers" or dtype.name not in ("int8", "int16", "uint16") or length < _SHORTEST:
+        return ""
+    if not all(map(is_plain, arrays)):
+        return ""
+    width = math.prod(field.shape)
+    most = max(1, min(LOOKED_AT, READ // width) // len(arrays))
+    rows = np.concatenate([array.spread(most).astype(dtype).reshape(-1, length, width // length) for array in arrays])
+    other = rows.view(f"{'u' if dtype.kind == 'i' else 'i'}{dtype.itemsize}")
+    apart = np.unique(rows[rows != other])
+    jumps, jumps_of_other = (np.abs(np.diff(own.astype(np.int32), axis=1)).mean() for own in (rows, other))
+    # A few such numbers are marks, and without a sign those between are none of negative ones.
+    gap = dtype.kind == "i" or np.diff(np.unique(rows)).max(initial=0) > np.iinfo("int16").max
+    if len(apart) < FEWEST or not gap or _JUMPS * jumps_of_other >= jumps:
+        return ""
+    return (
+        f"{field.name}: neighbours differ by {jumps:.3g} on average, as {other.dtype} by {jumps_of_other:.3g}: was "
+        f"{other.dtype} stored as {dtype}? Then write x.view('{other.dtype}')"
+    )
 
 
 def unscaled(field: Field, arrays: Sequence[PlacedArray]) -> str:

@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 
 from hpcdl.core.errors import UsageError
-from tests.data.sharding import make
+from hpcdl.data.write.writing import dry_run
+from tests.data.sharding import make, request
 from tests.data.test_formats import example, framed, png, tar
 
 RANDOM = np.random.default_rng(3)
@@ -46,10 +47,10 @@ SOURCES: dict[str, tuple[Callable[[Path, Sequence[bytes], Sequence[bytes]], Path
 }
 
 
-def in_palette(numbers: np.ndarray) -> bytes:
+def in_palette(numbers: np.ndarray, colours: np.ndarray = COLOURS) -> bytes:
     """A PNG whose pixels are numbers of colours."""
     image = Image.frombytes("P", numbers.shape[::-1], numbers.tobytes())
-    image.putpalette([*COLOURS.reshape(-1), *[0] * 756])
+    image.putpalette([*colours.reshape(-1), *[0] * 756])
     content = io.BytesIO()
     image.save(content, "PNG")
     return content.getvalue()
@@ -70,6 +71,29 @@ def test_a_palette_is_colours_of_an_image_and_numbers_of_a_mask(name: str, tmp_p
     with sharded(name, tmp_path, files, files) as shard:
         assert sorted(map(bytes, shard["mask"][:])) == sorted(map(bytes, numbers))
         assert np.array_equal(shard["image"][:], COLOURS[shard["mask"][:]])
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("name", SOURCES)
+def test_masks_with_other_palettes_are_said(name: str, same: bool, tmp_path: Path) -> None:
+    save, ending = SOURCES[name]
+    numbers = RANDOM.integers(0, 4, (COUNT, 6, 8), dtype=np.uint8)
+    masks = [in_palette(own, COLOURS if same or n < 3 else COLOURS[::-1]) for n, own in enumerate(numbers)]
+    wishes = {"input": f"image{ending}=image", "target": f"mask{ending}=mask"}
+    remarks = dry_run(request(save(tmp_path, masks, masks), tmp_path / "out", **wishes)).facts.remarks
+    found = [line for line in remarks if "has the palette's colour (200, 0, 0) in" in line]
+    assert len(found) == (not same), remarks
+
+
+def test_masks_of_another_split_have_the_same_palette(tmp_path: Path) -> None:
+    numbers = RANDOM.integers(0, 4, (COUNT, 6, 8), dtype=np.uint8)
+    for split, colours in {"train": COLOURS, "test": COLOURS[::-1]}.items():
+        masks = [in_palette(own, colours) for own in numbers]
+        columns(tmp_path, masks, masks).rename(tmp_path / f"{split}.parquet")
+    remarks = dry_run(request(tmp_path, tmp_path / "out", input="image=image", target="mask=mask")).facts.remarks
+    assert any("mask: 0 has the palette's colour" in line for line in remarks), remarks
+    with pytest.raises(UsageError, match=r"the labels are files, such as masks.*--target MASK=mask"):
+        make(tmp_path, tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", SOURCES)

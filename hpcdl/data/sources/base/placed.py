@@ -42,6 +42,10 @@ class PlacedArray:
     remarks: str = ""
     unreadable: Mapping[int, str] = field(default_factory=dict)
     """The names of samples, by number, that --on-error skip leaves out: their values are zeros."""
+    palette: Mapping[int, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    """Of masks: by number the sample that has it, and its colour."""
+    palette_conflict: str = ""
+    """What differs between the palettes of masks."""
     stored: bool = True
     """Whether the file holds the values; otherwise the source reads them again."""
 

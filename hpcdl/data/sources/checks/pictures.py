@@ -86,6 +86,29 @@ def colours_as_classes(field: Field, chunks: Iterable[Array]) -> str:
     )
 
 
+class Palettes:
+    """The colours that masks have for their numbers; a number of two colours names another class in each file."""
+
+    def __init__(self) -> None:
+        self.first: dict[int, tuple[str, tuple[int, ...]]] = {}
+        """By number the first file that has it, and its colour."""
+
+    def conflict(self, colours: Mapping[int, tuple[str, tuple[int, ...]]]) -> str:
+        """Add colours by number, each with its file; describe the first that differs from another file's."""
+        for number, (file, colour) in colours.items():
+            other, expected = self.first.setdefault(number, (file, colour))
+            if colour != expected:
+                return (
+                    f"{number} has the palette's colour {expected} in {other}, and {colour} in {file}: one class or "
+                    "two? Masks keep their numbers: save all with one palette"
+                )
+        return ""
+
+    def conflict_of(self, file: str, colours: Mapping[int, tuple[int, ...]]) -> str:
+        """Add the colours of one file."""
+        return self.conflict({number: (file, colour) for number, colour in colours.items()})
+
+
 def is_other_aspect(sides: Sequence[int], others: Sequence[int]) -> bool:
     """Return whether two pictures, (height, width) each, differ in their ratio by more than rounding a side does."""
     (height, width), (own_height, own_width) = sides, others

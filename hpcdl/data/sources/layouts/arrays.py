@@ -34,6 +34,7 @@ from hpcdl.data.sources.base.values import (
 from hpcdl.data.sources.checks.groups import remark_on_groups
 from hpcdl.data.sources.checks.numbers import as_fed, doubts, never_written, unscaled
 from hpcdl.data.sources.checks.pairing import ask_of_order, copies_of_targets, one_of_all
+from hpcdl.data.sources.checks.pictures import Palettes
 from hpcdl.data.sources.layouts.flat import MOST_ARRAY_BYTES, FlatFiles, add_numbered, stamp_of
 from hpcdl.data.sources.layouts.samples import Placed, check_counts, samples_of
 from hpcdl.data.sources.layouts.targets import Target
@@ -119,6 +120,7 @@ class FieldSource:
         """Return the arrays of `paths`, as many samples in each of a part's; remarks are added on these and others."""
         placed = [(path, [part.arrays[path].place() for part in parts]) for path in paths]
         remarks += [line for _, per_part in placed for line in _remarks_of(per_part)]
+        remarks += [f"{path}: {line}" for path, per_part in placed for line in _other_palettes(per_part)]
         unused = [path for path in parts[0].arrays if path not in paths]
         if any(array.called for path, per_part in placed for array in per_part if path in self.masks):
             unused = [path for path in unused if path.rpartition("/")[2].lower() not in CLASS_LISTS]
@@ -375,6 +377,13 @@ def _remarks_of(parts: Sequence[PlacedArray]) -> list[str]:
     return [
         line if count == len(parts) else f"{line}, in {count} of {len(parts)} parts" for line, count in counts.items()
     ]
+
+
+def _other_palettes(parts: Sequence[PlacedArray]) -> list[str]:
+    """Return what differs between the palettes of masks, within a part or between two of them."""
+    palettes = Palettes()
+    lines = [array.palette_conflict or palettes.conflict(array.palette) for array in parts]
+    return [*filter(None, lines)][:1]
 
 
 def _check_are_numbers(where: str, array: PlacedArray) -> None:

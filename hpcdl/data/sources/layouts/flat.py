@@ -201,6 +201,11 @@ class EncodedFiles:
         all_labels = [label for *_, labels in self._files for label in labels]
         kinds = {str if isinstance(value, str) else int: value for value in all_labels}
         odd = [value for value in all_labels if not isinstance(value, int | str) or isinstance(value, bool)]
+        if any(isinstance(value, Mapping | bytes) for value in odd):
+            raise SourceError(
+                f"{self._location}: the labels are files, such as masks, not numbers or names: give --input "
+                "IMAGE=image --target MASK=mask, with the names of both"
+            )
         if odd or len(kinds) > 1:
             raise SourceError(
                 f"{self._location}: a label is a whole number or a name, alike for all images; found "

@@ -31,7 +31,7 @@ from hpcdl.data.sources.base.splits import (
     typed,
 )
 from hpcdl.data.sources.base.values import LOOKED_AT
-from hpcdl.data.sources.checks.pictures import colours_as_classes, is_other_aspect, mask_with_gaps
+from hpcdl.data.sources.checks.pictures import Palettes, colours_as_classes, is_other_aspect, mask_with_gaps
 from hpcdl.data.sources.layouts.images import PictureField, colours_used, decode_mask, image_head
 
 _PICTURES = re.compile(r"(?:jpeg|png)?(?:images?|imgs?|photos?|pictures?|frames?)|inputs?|rgb|scans?|raws?")
@@ -540,16 +540,11 @@ def _odd_masks(item: Field, files: Sequence[Path]) -> list[str]:
 
 def _other_palettes(name: str, files: Sequence[Path]) -> list[str]:
     """Return a remark if two masks have different colours for one number, which names another class in each then."""
-    first: dict[int, tuple[Path, tuple[int, ...]]] = {}
+    palettes = Palettes()
     for path in files[:: -(-len(files) // LOOKED_AT)]:
         with contextlib.suppress(UnreadableSample):  # the writing finds it again and follows --on-error
-            for number, colour in colours_used(_content(path)[1]).items():
-                other, expected = first.setdefault(number, (path, colour))
-                if colour != expected:
-                    return [
-                        f"{name}: {number} has the palette's colour {expected} in {other.name}, and {colour} in "
-                        f"{path.name}: one class or two? Masks keep their numbers: save all with one palette"
-                    ]
+            if line := palettes.conflict_of(path.name, colours_used(_content(path)[1])):
+                return [f"{name}: {line}"]
     return []
 
 

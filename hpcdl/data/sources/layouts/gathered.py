@@ -11,6 +11,8 @@ import numpy as np
 from hpcdl.core.errors import SourceError
 from hpcdl.data.sources.base.placed import PlacedArray, shape_text
 from hpcdl.data.sources.base.source import Array, UnreadableSample
+from hpcdl.data.sources.base.values import LOOKED_AT
+from hpcdl.data.sources.checks.pictures import Palettes
 
 
 class GatheredArray:
@@ -27,6 +29,8 @@ class GatheredArray:
         self._shape: tuple[int, ...] = ()
         self._varies = self._text = False
         self._unreadable: dict[int, str] = {}
+        self._palettes = Palettes()
+        self._palette_conflict = ""
         self._before = 0
         """Unreadable samples ahead of the first value, whose shape is not yet known."""
 
@@ -56,11 +60,17 @@ class GatheredArray:
 
     def add_picture(self, content: bytes, sample: str, *, mask: bool, skips: bool) -> None:
         """Append the pixels of an image file; with `skips` one that cannot be read is noted, its sample left out."""
-        from hpcdl.data.sources.layouts.images import picture
+        from hpcdl.data.sources.layouts.images import colours_used, picture
 
         self._fixed = True
         try:
             pixels = picture(content, mask=mask)
+            if (
+                mask
+                and not self._palette_conflict
+                and (len(self._lengths) < LOOKED_AT or len(self._lengths) % LOOKED_AT == 0)
+            ):
+                self._palette_conflict = self._palettes.conflict_of(sample, colours_used(content))
         except UnreadableSample as error:
             if not skips:
                 raise SourceError(
@@ -88,7 +98,12 @@ class GatheredArray:
         lengths = np.frombuffer(self._lengths, np.int64)
         if not (self._varies or self._text):
             return PlacedArray(
-                path=self._path, shape=(len(lengths), *self._shape), dtype=dtype, unreadable=self._unreadable
+                path=self._path,
+                shape=(len(lengths), *self._shape),
+                dtype=dtype,
+                unreadable=self._unreadable,
+                palette=self._palettes.first,
+                palette_conflict=self._palette_conflict,
             )
         starts = self._path.with_name(f"{self._path.name}.offsets")
         np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64).tofile(starts)

@@ -400,7 +400,10 @@ def test_netcdf_is_read_as_its_attributes_say(tmp_path: Path) -> None:
     with pytest.raises(HpcdlError, match=r"one of 'lat' .*, 'quality' .*, 'rain' .*, 't2m' [^,]*$"):
         make(WEATHER, tmp_path / "which")  # dimensions without values are not arrays
     names = {"input": "t2m=t", "target": "rain=rain"}
-    with pytest.raises(HpcdlError, match=r"t of sample 3 is not finite .*, 1 sample in all; --nan skip"):
+    with pytest.raises(
+        HpcdlError,
+        match=r"t of sample 3 is not finite .*, 1 sample in all .t2m: read as .* missing values as NaN.; --nan skip",
+    ):
         make(WEATHER, tmp_path / "missing", **names)
     remarks = dry_run(request(WEATHER, tmp_path / "all", nan="keep", **names)).facts.remarks
     unpacked = "t2m: read as float32 by its attributes: scale_factor 0.01, add_offset 273.15, 1 missing values as NaN"

@@ -357,9 +357,12 @@ class FieldSource:
                 continue
             lines = self.not_finite(item, array)
             if lines.any() and self._spec.nan != "skip":
+                # The file holds plain numbers where its attributes make NaN of them.
+                why = f" ({array.remarks})" if " as NaN" in array.remarks else ""
                 raise SourceError(
                     f"{self._location}: {item.name} of sample {int(np.argmax(lines))} is not finite (NaN or infinity), "
-                    f"{counted(int(lines.sum()), 'sample')} in all; --nan skip leaves them out, --nan keep takes them"
+                    f"{counted(int(lines.sum()), 'sample')} in all{why}; --nan skip leaves them out, --nan keep takes "
+                    "them"
                 )
             bad |= lines
         if bad.any():

@@ -239,6 +239,21 @@ def test_numbers_beside_pictures_of_records_may_be_quantities(run_hpcdl: Command
     assert run_hpcdl(["shard", tmp_path / "a.tfrecord", tmp_path / "out", "--target-kind", "class"]).code == 0
 
 
+def test_fractions_as_labels_of_pictures_are_asked_about(tmp_path: Path) -> None:
+    members = {f"{n}.{end}": png(PIXELS[n]) if end == "png" else f"{n / 4}".encode() for n in range(N)
+               for end in ("png", "cls")}  # fmt: skip
+    source = tar(tmp_path / "a.tar", members)
+    table = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"image": [png(own) for own in PIXELS], "label": [f"{n / 4}" for n in range(N)]}), table)
+    for asked in (source, table):
+        with pytest.raises(SourceError, match=r"numbers as text, such as '0.0': classes or quantities.*--target-kind"):
+            make(asked, tmp_path / "out")
+    manifest = make(source, tmp_path / "out", target_kind="regression")
+    with h5py.File(tmp_path / "out/shard-00000.h5") as shard:
+        assert sorted(shard[manifest.fields[1].name][:].tolist()) == [n / 4 for n in range(N)]
+    assert len(make(table, tmp_path / "classes", target_kind="class").class_names) == N
+
+
 def test_a_line_that_repeats_the_head_is_refused(run_hpcdl: CommandLine, tmp_path: Path) -> None:
     lines = "ham,Hello\nspam,Win\n" * 4
     (tmp_path / "t.csv").write_text(f"label,text\n{lines}label,text\n{lines}")

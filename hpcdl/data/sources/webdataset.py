@@ -23,7 +23,7 @@ from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.sources.base.chosen import TARGET_NAMES, field_name, remarks_on_unused
-from hpcdl.data.sources.base.labels import spellings
+from hpcdl.data.sources.base.labels import NUMBER, spellings
 from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray, PlacedArray
 from hpcdl.data.sources.base.source import Array, IndexWriter, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import is_clutter, member_splits, some
@@ -265,6 +265,11 @@ class WebDatasetSource(FieldSource):
             return dataclasses.replace(gathered.placed(), called=called or {})
 
     def _values(self, samples: Sequence[_Sample], suffix: str, key: str) -> Iterator[Array | str | bytes]:
+        if not key and _suffix(suffix) in _NUMBERS and self._spec.target_kind == "regression":
+            words = [(sample, self._text(sample, suffix).strip()) for sample in samples]
+            if any(not _is_whole(word) for _, word in words):
+                yield from (_quantity(word, sample, suffix) for sample, word in words)
+                return
         if not key:
             yield from (self._value(sample, suffix) for sample in samples)
             return
@@ -280,7 +285,10 @@ class WebDatasetSource(FieldSource):
         if kind in _NUMBERS:
             text = self._text(sample, suffix).strip()
             if not _is_whole(text):
-                raise SourceError(f"{_shown(sample)}: .{suffix} holds {shown(text)}; a whole number is needed")
+                quantity = "; for quantities give --target-kind regression" if NUMBER.fullmatch(text) else ""
+                raise SourceError(
+                    f"{_shown(sample)}: .{suffix} holds {shown(text)}; a whole number is needed{quantity}"
+                )
             return np.array(int(text), np.int64)
         if kind == "npy":
             try:
@@ -399,6 +407,13 @@ def _image_of(sample: _Sample, spec: SourceSpec) -> _Member | None:
     suffixes = [suffix for suffix in sample.members if _suffix(suffix) in (*_IMAGES, "npy")]
     labelled = bool(spec.label_field) or not sample.members.keys().isdisjoint(("cls", "json"))
     return sample.members[suffixes[0]] if len(suffixes) == 1 and suffixes[0] in _IMAGES and labelled else None
+
+
+def _quantity(text: str, sample: _Sample, suffix: str) -> Array:
+    """Return a quantity that is written as text."""
+    if not NUMBER.fullmatch(text):
+        raise SourceError(f"{_shown(sample)}: .{suffix} holds {shown(text)}; a number is needed")
+    return np.array(float(text))
 
 
 def _plain(value: Any, sample: _Sample, key: str) -> Array | str:

@@ -16,7 +16,15 @@ from hpcdl.core.storage.files import open_descriptor
 from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.manifest import is_picture
 from hpcdl.data.sources.base.glance import files_of, folders_of, has_folders_of_images
-from hpcdl.data.sources.base.labels import class_numbers, named_labels, names_remark, numbered, plausible, sparse
+from hpcdl.data.sources.base.labels import (
+    NUMBER,
+    class_numbers,
+    named_labels,
+    names_remark,
+    numbered,
+    plausible,
+    sparse,
+)
 from hpcdl.data.sources.base.source import (
     CHANGED_ADVICE,
     ROW,
@@ -181,6 +189,8 @@ class EncodedFiles:
 
     def __init__(self, index: IndexWriter, spec: SourceSpec) -> None:
         self._index, self._location, self._target_kind = index, spec.location, spec.target_kind
+        self._folders = spec.format == "zip"
+        """Whether labels are names of folders, which are made on purpose."""
         self._files: list[tuple[str, Path, Rows, list[Any]]] = []
 
     def add_file(self, split: str, path: Path, samples: Iterable[tuple[int, int, Any]]) -> None:
@@ -216,6 +226,13 @@ class EncodedFiles:
             raise SourceError(
                 f"{self._location}: the labels are {len(labels)} different ones of {len(all_labels)} images: are these "
                 "classes? Give --target-kind class, or --target-kind regression for quantities"
+            )
+        asks = str in kinds and not class_names and not self._target_kind and not self._folders
+        words = labels if asks else set()
+        if words and all(map(NUMBER.fullmatch, words)) and any(float(word) % 1 for word in words):
+            raise SourceError(
+                f"{self._location}: labels are numbers as text, such as {shown(min(words))}: classes or quantities? "
+                "Give --target-kind class or --target-kind regression"
             )
         if not class_names and not self._target_kind and int in kinds and sparse(labels):
             raise SourceError(

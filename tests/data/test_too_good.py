@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from hpcdl.data.write.writing import dry_run
 from tests.conftest import CommandLine
-from tests.data.sharding import image_folder
+from tests.data.sharding import image_folder, request
 from tests.data.test_asked import PICTURE
 from tests.data.test_formats import tar
 
@@ -338,6 +339,57 @@ def test_coordinates_of_two_files_that_differ_are_said(
     assert (
         made.code == 0 and said.replace(".nc", f".{kind}") in made.err and ("on one grid" in made.err) == bool(said)
     ), made.err
+
+
+@pytest.mark.parametrize(
+    ("order", "name", "said"),
+    [("bacdef", "features", True), ("abcdef", "features", False), ("bacdef", "class_names", False)],
+)
+@pytest.mark.parametrize("kind", ["h5", "npz"])
+def test_names_of_columns_in_two_orders_are_said(
+    tmp_path: Path, order: str, name: str, said: bool, kind: str
+) -> None:  # fmt: skip
+    random = np.random.default_rng(4)
+    for file, words in (("a", "abcdef"), ("b", order)):
+        listed = {name: np.array([*words], "S"), "place": np.array([f"{file}{n}" for n in range(30)], "S")}
+        arrays = {"x": random.random((30, 6)), "y": random.random(30), **listed}
+        if kind == "npz":
+            np.savez(tmp_path / f"{file}.npz", **arrays)
+        else:
+            with h5py.File(tmp_path / f"{file}.h5", "w") as made:
+                made.update(arrays)
+    remarks = dry_run(request(tmp_path, tmp_path / "out")).facts.remarks
+    line = f"features: 'a' at index 0 in a.{kind}:features, and 'b' in b.{kind}:features"
+    assert any(line in own for own in remarks) == said, remarks
+    assert said or not any("same column" in own for own in remarks), remarks
+
+
+@pytest.mark.parametrize("other", ["packed", "plain", "floats"])
+def test_files_that_lack_the_scale_of_others_are_said(tmp_path: Path, other: str) -> None:
+    values = np.random.default_rng(5).normal(size=(30, 6))
+    for file in "ab":
+        floats = file == "b" and other == "floats"
+        with h5py.File(tmp_path / f"{file}.h5", "w") as made:
+            made["x"] = values.astype("f4") if floats else (values * 100).astype("i2")
+            made["y"] = np.arange(30) % 3
+            if file == "a" or other == "packed":
+                made["x"].attrs["scale_factor"] = 0.01
+    remarks = dry_run(request(tmp_path, tmp_path / "out")).facts.remarks
+    line = "x: scaled by attributes in 1 of 2 parts, and int16 as stored in 1: do these lack scale_factor"
+    assert any(line in own for own in remarks) == (other == "plain"), remarks
+
+
+@pytest.mark.parametrize("shift", [1, 0])
+@pytest.mark.parametrize("pictures", [True, False])
+def test_labels_of_a_split_that_count_from_another_number_are_said(
+    tmp_path: Path, pictures: bool, shift: int
+) -> None:  # fmt: skip
+    shape = (40, 8, 8, 3) if pictures else (40, 5)
+    train, test = np.random.default_rng(6).integers(0, 256, (2, *shape)).astype(np.uint8 if pictures else np.float32)
+    labels = np.arange(40) % 3
+    np.savez(tmp_path / "a.npz", x_train=train, y_train=labels, x_test=test, y_test=labels + shift)
+    remarks = dry_run(request(tmp_path / "a.npz", tmp_path / "out")).facts.remarks
+    assert any("'3'; its labels are train's plus 1: does one" in own for own in remarks) == bool(shift), remarks
 
 
 @pytest.mark.parametrize(("dtype", "shape"), [("uint8", (16, 12, 3)), ("float32", (12, 12))])

@@ -91,9 +91,10 @@ class Hdf5Source(FieldSource):
         return dataclasses.replace(facts, linked=[*self._linked], remarks=[*facts.remarks, *remarks])
 
     def _coordinates(self, path: Path) -> tuple[str, dict[str, tuple[int, ...]], Callable[[str], Array]]:
-        """Return a file's name, the shapes of its arrays of numbers, and the function that reads one."""
+        """Return a file's name, the shapes of its arrays, and the function that reads one."""
         file = self._file(str(path))
-        return path.name, {name: shape for name, (shape, kind) in file.arrays().items() if kind != "text"}, file.whole
+        arrays = file.arrays().items()
+        return path.name, {name: own for name, (own, kind) in arrays if kind != "text" or len(own) == 1}, file.whole
 
     def _images(self, paths: list[Path], index: IndexWriter) -> SourceFacts:
         listed, remarks = ArrayFiles(index), dict[str, None]()

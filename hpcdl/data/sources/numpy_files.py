@@ -114,9 +114,9 @@ class NumpySource(FieldSource):
         return dataclasses.replace(facts, remarks=[*facts.remarks, *noted])
 
     def _coordinates(self) -> tuple[str, dict[str, tuple[int, ...]], Callable[[str], Array]]:
-        """Return the file's name, the shapes of its arrays of numbers, and a function that reads one."""
+        """Return the file's name, the shapes of its arrays, and a function that reads one."""
         found = {name: self._array(name) for name in self._names()}
-        shapes = {name: array.shape for name, array in found.items() if array.dtype.kind in "iuf"}
+        shapes = {name: array.shape for name, array in found.items() if array.dtype.kind in "iufSU"}
         return self._location.name, shapes, lambda name: found[name].values()
 
     def _parts(self) -> list[tuple[str, NumpySource]]:

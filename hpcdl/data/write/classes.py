@@ -192,9 +192,20 @@ def _remarks_on_unseen(names: Sequence[str], counts: Mapping[str, Counts]) -> li
     }
     return [
         f"classes in {split} that train does not have: {some(names[at] for at in unseen.tolist())}"
+        f"{_shift(names, counts['train'], counts[split])}"
         for split, unseen in unseen_by_split.items()
         if len(unseen)
     ]
+
+
+def _shift(names: Sequence[str], train: Counts, other: Counts) -> str:
+    """Return a question if whole numbers of a split are those of train plus or minus 1; empty for other classes."""
+    if not all(map(_WHOLE.fullmatch, names)):
+        return ""
+    ours, theirs = ({int(names[at]) for at in np.flatnonzero(own).tolist()} for own in (train, other))
+    by = next((by for by in (1, -1) if len(ours) > 1 and {number + by for number in ours} == theirs), 0)
+    sign = "plus" if by > 0 else "minus"
+    return f"; its labels are train's {sign} 1: does one count from 0, and the other from 1?" if by else ""
 
 
 _FEW_SAMPLES, _MANY_SAMPLES, _MOST_OF_ALL = 2, 50, 0.9

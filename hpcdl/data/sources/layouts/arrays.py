@@ -121,6 +121,7 @@ class FieldSource:
         placed = [(path, [part.arrays[path].place() for part in parts]) for path in paths]
         remarks += [line for _, per_part in placed for line in _remarks_of(per_part)]
         remarks += [f"{path}: {line}" for path, per_part in placed for line in _other_palettes(per_part)]
+        remarks += [f"{path}: {line}" for path, per_part in placed for line in _packed_in_part(per_part)]
         unused = [path for path in parts[0].arrays if path not in paths]
         if any(array.called for path, per_part in placed for array in per_part if path in self.masks):
             unused = [path for path in unused if path.rpartition("/")[2].lower() not in CLASS_LISTS]
@@ -387,6 +388,18 @@ def _other_palettes(parts: Sequence[PlacedArray]) -> list[str]:
     palettes = Palettes()
     lines = [array.palette_conflict or palettes.conflict(array.palette) for array in parts]
     return [*filter(None, lines)][:1]
+
+
+def _packed_in_part(parts: Sequence[PlacedArray]) -> list[str]:
+    """Return what differs if attributes scale the whole numbers of some parts, and other parts hold such unscaled."""
+    count = sum(any(name in array.remarks for name in ("scale_factor", "add_offset")) for array in parts)
+    plain = [array for array in parts if array.dtype.kind in "iu" and not array.remarks]
+    if not count or not plain:
+        return []
+    return [
+        f"scaled by attributes in {count} of {len(parts)} parts, and {plain[0].dtype} as stored in {len(plain)}: do "
+        "these lack scale_factor or add_offset?"
+    ]
 
 
 def _check_are_numbers(where: str, array: PlacedArray) -> None:

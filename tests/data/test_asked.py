@@ -25,6 +25,7 @@ from hpcdl.core.errors import HpcdlError, SourceError, UsageError
 from hpcdl.data.format.dataset import open_dataset
 from hpcdl.data.sources.base.source import recognise
 from hpcdl.data.sources.checks.numbers import spreads_apart
+from hpcdl.data.sources.checks.pictures import inverted
 from hpcdl.data.write.writing import dry_run
 from tests.data.sharding import make, request
 from tests.data.test_formats import example, framed, npy, png, tar, values
@@ -1223,3 +1224,26 @@ def test_numbers_stored_with_the_wrong_sign_are_said(
     said = [line for line in remarks if "neighbours differ by " in line]
     assert len(said) == (held != stored), remarks
     assert all(f"was {np.dtype(held)} stored as {np.dtype(stored)}" in line for line in said)
+
+
+@pytest.mark.parametrize(("kind", "inverts"), [("pixels", True), ("fields", True), ("pixels", False)])
+def test_splits_that_are_inverted_are_said(kind: str, inverts: bool, tmp_path: Path) -> None:
+    pixels = np.where(RANDOM.random((60, 8, 8)) < 0.1, 250, 3).astype(np.uint8)
+    test = 255 - pixels[40:] if inverts else pixels[40:]
+    labels = np.arange(60) % 2 if kind == "pixels" else np.arange(60) / 7
+    arrays = {"x_train": pixels[:40], "x_test": test, "y_train": labels[:40], "y_test": labels[40:]}
+    np.savez(tmp_path / "s.npz", **arrays)
+    remarks = dry_run(request(tmp_path / "s.npz", tmp_path / "out")).facts.remarks
+    line = "most pixels are near 3 in train, and near 252 in test: is one of them inverted"
+    assert any(line in own for own in remarks) == inverts, remarks
+
+
+def test_black_and_white_in_equal_parts_are_not_inverted() -> None:
+    halves = [np.where(np.arange(1000) < part, 0, 255).astype(float) for part in (450, 550)]
+    assert not inverted({"train": halves[0], "test": halves[1]})
+
+
+def test_words_of_a_column_in_two_cases_are_said(tmp_path: Path) -> None:
+    source = table("city,a,label\n" + "".join(f"{('Paris', 'paris', 'Rome')[n % 3]},{n},{n % 2}\n" for n in range(30)))
+    made = request(source(tmp_path), tmp_path / "out", format="table", categories="city=codes")
+    assert any("'Paris' and 'paris' of 'city' differ in case" in line for line in dry_run(made).facts.remarks)

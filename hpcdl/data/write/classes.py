@@ -79,6 +79,18 @@ def _twins(names: Sequence[str]) -> Iterator[str]:
             )
 
 
+def remarks_on_words(column: str, words: Sequence[str]) -> list[str]:
+    """Return a remark if two words of a column of words differ in case, spaces or accents alone."""
+    plain: dict[str, str] = {}
+    pairs = [(plain.setdefault(_JOINT.sub(" ", _plain(word)), word), word) for word in words]
+    return [
+        f"{shown(earlier)} and {shown(word)} of {shown(column)} differ in case, spaces or accents alone: one word or "
+        "two? Write them alike"
+        for earlier, word in pairs
+        if earlier != word
+    ][:1]
+
+
 def _plain(name: str) -> str:
     return unicodedata.normalize("NFC", " ".join(name.split()).casefold())
 

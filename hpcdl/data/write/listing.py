@@ -45,6 +45,7 @@ from hpcdl.data.write.classes import (
     remarks_on_counts,
     remarks_on_division,
     remarks_on_order,
+    remarks_on_words,
 )
 from hpcdl.data.write.division import Counts, divide, quotas
 from hpcdl.data.write.journal import source_state
@@ -212,7 +213,10 @@ def _ask_of_classes(facts: SourceFacts, source: str, *, folders: bool) -> None:
 
 
 def _with_counts(facts: SourceFacts, by_split: Mapping[str, Counts], source: str, *, asks: bool) -> SourceFacts:
-    """Return `facts` with remarks on odd class counts."""
+    """Return `facts` with remarks on odd class counts, and on odd words of columns."""
+    categories = [category for item in facts.fields for category in item.categories]
+    lines = [line for category in categories for line in remarks_on_words(category.column, category.words)]
+    facts = dataclasses.replace(facts, remarks=[*facts.remarks, *lines])
     if len(facts.class_names) < 2:
         alone = list(facts.class_names) not in ([], ["all"])
         lines = ["all samples are of one class: there is nothing to learn"] if alone else []

@@ -23,7 +23,7 @@ from hpcdl.data.sources.base.values import (
     rounded_away,
 )
 from hpcdl.data.sources.checks.missing import codes_of_missing, marks_of_missing
-from hpcdl.data.sources.checks.pictures import colours_as_classes, colours_of, mask_with_gaps
+from hpcdl.data.sources.checks.pictures import colours_as_classes, colours_of, inverted, mask_with_gaps
 from hpcdl.data.sources.checks.series import padding, windows_shared
 
 _APART, _DRAWN, _LEAST_COMPARED = 10, 100_000, 100
@@ -71,7 +71,7 @@ def scales_apart(field: Field, arrays: Sequence[PlacedArray], splits: Sequence[s
         drawn[split] = np.concatenate(
             [np.empty(0), *(chunk.reshape(-1)[::step].astype(np.float64) for chunk in chunks)]
         )
-    line = spreads_apart(drawn)
+    line = spreads_apart(drawn) or (inverted(drawn) if field.role == "input" and len(field.shape) > 1 else "")
     return f"{field.name}: {line}" if line else ""
 
 

@@ -16,6 +16,8 @@ from hpcdl.data.sources.base.values import FEWEST, MOST_ROWS, NUMBERS_SHOWN, is_
 
 COLOURS_READ, _SURE = 16 << 20, 5
 """Bytes of a split's pictures whose colours are compared with another's, and the standard errors that make sure."""
+_END = 0.15
+"""The part of the range of pixels that is an end of it."""
 _COLOURS_DRAWN = 1 << 16
 """Most pixels of a piece of masks whose colours are counted."""
 
@@ -49,6 +51,29 @@ def swapped_colours(means: Mapping[str, Array]) -> str:
             return (
                 f"the first colour is brighter than the last in {red}, and darker in {blue}: is one RGB and the other "
                 "BGR, as OpenCV reads? Write them alike"
+            )
+    return ""
+
+
+def inverted(drawn: Mapping[str, Array]) -> str:
+    """Describe two splits of pictures, one dark on light and the other light on dark; empty if none are.
+
+    Most values, `drawn` from each, are at opposite ends of one range.
+    """
+    bounds: dict[str, list[float]] = {}
+    for split, values in drawn.items():
+        finite = values[np.isfinite(values)]
+        if len(finite) >= FEWEST:
+            # More than the half: of black and white in equal parts, either is the median by chance.
+            bounds[split] = np.quantile(finite, (0.01, 0.3, 0.7, 0.99)).tolist()
+    for dark, light in itertools.permutations(bounds, 2):
+        (low, _, dark_most, high), (lowest, light_most, _, highest) = bounds[dark], bounds[light]
+        bottom, span = min(low, lowest), max(high, highest) - min(low, lowest)
+        alike = 2 * (high - low) > span < 2 * (highest - lowest)
+        if alike and dark_most < bottom + _END * span and light_most > bottom + (1 - _END) * span:
+            return (
+                f"most pixels are near {bottom:.3g} in {dark}, and near {bottom + span:.3g} in {light}: is one of them "
+                "inverted (black on white)? Write both alike"
             )
     return ""
 

@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from hpcdl.core.errors import HpcdlError
+from hpcdl.core.errors import HpcdlError, SourceError
+from hpcdl.data.sources.base.source import recognise
 from tests.data.sharding import image_folder, make
 from tests.data.test_formats import IMAGE, LABEL, example, feature, framed, npy, png, run_plan, tar, tensor
 
@@ -369,3 +370,18 @@ def test_wrong_sources_are_refused_with_their_reason_and_leave_nothing(name: str
         make(source, tmp_path / "new" / "out", **options)
     assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "what"),
+    [
+        ("a.fits", b"SIMPLE  =", "it is a FITS file: give a reader of your own"),
+        ("a.nii.gz", b"\x1f\x8b", "it is a NIfTI file: give a reader of your own"),
+        ("a.csv.gz", b"\x1f\x8b", "it is packed with gzip: unpack it"),
+        ("scan", bytes(128) + b"DICM", "it is a DICOM file: give a reader of your own"),
+    ],
+)
+def test_single_files_of_known_formats_are_named(name: str, head: bytes, what: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(head + bytes(300))
+    with pytest.raises(SourceError, match=f"has no format that hpcdl reads; {what}"):
+        recognise(str(tmp_path / name))

@@ -76,8 +76,9 @@ _NOTES = {
 _OWN = {"a numpy array": "numpy", "an HDF5 file": "hdf5", "a Parquet file": "parquet"}
 
 
+_GZIP = b"\x1f\x8b"
 _REMEDIES = {
-    b"\x1f\x8b": "it is packed with gzip: unpack it (gunzip)",
+    _GZIP: "it is packed with gzip: unpack it (gunzip)",
     b"MATLAB 5.0": "it is a MATLAB file of version 5: save it with -v7.3",
     b"CDF\x01": "it is netCDF-3: save it as netCDF-4 (nccopy -k nc4 OLD NEW)",
     b"CDF\x02": "it is netCDF-3: save it as netCDF-4 (nccopy -k nc4 OLD NEW)",
@@ -107,7 +108,11 @@ def remedy_for(path: Path) -> str:
     with open_regular(path) as file:
         head = file.read(HEAD_BYTES)
     by_head = next((remedy for mark, remedy in _REMEDIES.items() if head.startswith(mark)), "")
-    return by_head or _REMEDIES_BY_SUFFIX.get(path.suffix.lower(), "")
+    kind, remedy = _kind(path.name, head), by_head or _REMEDIES_BY_SUFFIX.get(path.suffix.lower(), "")
+    packed = remedy == _REMEDIES[_GZIP] and path.name.lower().endswith(".nii.gz")
+    if kind and kind not in (*_OWN, "a zip archive") and (packed or not remedy):
+        return f"it is {kind}: give a reader of your own (--reader FILE.py:NAME)"
+    return remedy
 
 
 def is_image_head(head: bytes) -> bool:
@@ -125,12 +130,7 @@ def what_it_is(name: str, head: bytes) -> str:
     """Describe the file in a message, and say what to type if it is data or if it is not."""
     path = PurePath(name)
     pattern = f"'*{path.suffix}'" if path.suffix else f"'{path.name}'"
-    kind = next((kind for mark, kind in _HEADS.items() if head.startswith(mark)), None)
-    # DICOM's mark follows 128 bytes of any content.
-    if head[128:132] == b"DICM":
-        kind = "a DICOM file"
-    lower = path.name.lower()
-    kind = next((remarks for suffix, remarks in _SUFFIXES.items() if lower.endswith(suffix)), kind)
+    kind = _kind(path.name, head)
     if kind in _OWN:
         return (
             f"{kind}, not an image. Folders per class are read of images and .txt files alone: join the samples into "
@@ -153,6 +153,15 @@ def what_it_is(name: str, head: bytes) -> str:
         f"not an image {images}. If it is the data, give a reader of your own (--reader FILE.py:NAME); if not, "
         f"--leave-out {pattern}"
     )
+
+
+def _kind(name: str, head: bytes) -> str | None:
+    """Return what a file is by its first bytes or the ending of its name; None if neither is known."""
+    kind = next((kind for mark, kind in _HEADS.items() if head.startswith(mark)), None)
+    # DICOM's mark follows 128 bytes of any content.
+    if head[128:132] == b"DICM":
+        kind = "a DICOM file"
+    return next((own for suffix, own in _SUFFIXES.items() if name.lower().endswith(suffix)), kind)
 
 
 _LOOKED_INTO = 16

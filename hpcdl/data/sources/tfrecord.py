@@ -106,7 +106,6 @@ class TFRecordSource(FieldSource):
         paths = [self._plain(path) for path in paths]  # an image is read at its position in the file
         kinds, num_samples = set(), 0
         labels: set[int] = set()
-        listed: list[tuple[str, Array]] = []
         for number, (path, split) in enumerate(zip(paths, splits, strict=True)):
             batch: list[tuple[int, int, int, int, int]] = []
             for offset, content, sound in records(path):
@@ -118,9 +117,9 @@ class TFRecordSource(FieldSource):
                     num_samples += 1
                 batch.append((offset, size, label, 0, number))
                 if len(batch) == _BATCH:
-                    listed.append((split, np.array(batch, ROW)))
+                    index.add(split, np.array(batch, ROW))
                     batch = []
-            listed.append((split, np.array(batch, ROW)))
+            index.add(split, np.array(batch, ROW))
         if self._spec.asks and not self._class_names and not self._spec.target_kind:
             self._ask_of_numbers(labels, num_samples)
         if len(kinds) > 1:
@@ -128,10 +127,8 @@ class TFRecordSource(FieldSource):
         shape = kinds.pop() if kinds else None
         ordered = np.array(sorted(labels), np.int64)
         names, remarks = (self._class_names, []) if self._class_names else numbered(ordered)
-        for split, rows in listed:
-            if remarks:
-                rows["label"] = np.searchsorted(ordered, rows["label"])
-            index.add(split, rows)
+        if remarks:
+            index.renumber(ordered)
         return SourceFacts(
             class_names=names,
             samples_are="pixels" if shape else "files",

@@ -401,6 +401,16 @@ class IndexWriter:
         stable["stamp"] = 0
         self._digest.update(split.encode() + b"\0" + stable.tobytes())
 
+    def renumber(self, labels: Array) -> None:
+        """Replace the label of each row by its position among all `labels`, int64 in rising order."""
+        self.include(labels.tobytes())
+        for file in self._files.values():
+            file.flush()
+            rows = np.memmap(file.name, ROW, "r+") if file.tell() else np.empty(0, ROW)
+            for first in range(0, len(rows), _CHUNK):
+                part = rows[first : first + _CHUNK]
+                part["label"] = np.searchsorted(labels, part["label"])
+
     def add_files(
         self,
         split: str,

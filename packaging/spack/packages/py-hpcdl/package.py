@@ -22,6 +22,7 @@ class PyHpcdl(PythonPackage):
     with default_args(type="run"):
         depends_on("py-google-crc32c@1.6:")
         depends_on("py-h5py@3.11:3")
+        depends_on("py-keras@3.5:3")
         depends_on("py-matplotlib@3.9:3")
         depends_on("py-mpi4py@4.1:4")
         depends_on("py-msgspec@0.22:0")

@@ -614,8 +614,9 @@ _REPORTS_FOLDERS = ("figures", "tables")
 
 
 def holds_shards(path: Path) -> bool:
-    """Return whether a folder, or one in it, holds the shards of a data set."""
-    return any(next(path.glob(names), None) for names in ("shard-*.h5", "*/shard-*.h5"))
+    """Return whether a folder is that of a data set, or of one of its splits."""
+    below = ["*/shard-*.h5"] if next(path.glob("manifest.*"), None) else []
+    return any(next(path.glob(names), None) for names in ("shard-*.h5", *below))
 
 
 def check_output_folder(path: Path, flag: str = "--out") -> list[str]:

@@ -147,7 +147,7 @@ def infer_rank(
         # If the run is still training, two ranks may have read different checkpoints.
         check_same_start({"the model's weights": predictor.digest}, communicator)
         monitor.doing("computing the first batch")
-        first_s = max(communicator.allgather_json(predictor.first_batch()))
+        first_s = max(communicator.allgather_json(predictor.first_batch(asks=communicator.rank == 0)))
         identity = _identity(plan, predictor)
         outputs = _outputs_plan(plan, predictor, identity)
         record = dataclasses.replace(

@@ -70,11 +70,14 @@ class Predictor:
         self.fields: tuple[Field, ...] = ()
         self._call: Callable[[Any], Any] = _never_called
 
-    def first_batch(self) -> float:
-        """Compute the first batch of the first split to set `fields`. Return its seconds, including compilation."""
+    def first_batch(self, *, asks: bool) -> float:
+        """Compute the first batch of the first split to set `fields`. Return its seconds, including compilation.
+
+        `asks`: whether this rank compares the range of the inputs with that of the training data.
+        """
         split = self.plan.splits[0]
         inputs = first_inputs(self.dataset, split, self.plan.batch_size)
-        if self.plan.trained:
+        if self.plan.trained and asks:
             self.warnings += other_ranges(self.plan.model, self.plan.trained, self.dataset, inputs)
         began = time.perf_counter()
         self._call = _graph_of(self._model, inputs)

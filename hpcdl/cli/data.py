@@ -22,6 +22,7 @@ from hpcdl.data.write.request import ShardConfig, ShardRequest
 from hpcdl.models.table import network_for
 
 if TYPE_CHECKING:
+    from hpcdl.data.format.manifest import Manifest
     from hpcdl.data.show.inspection import Overview
 
 
@@ -129,8 +130,18 @@ def _show_report(report: Any, target: Path, commentary: Commentary) -> None:
     else:
         unseen = "nothing is written; whether the source has changed since was not looked at"
         say(f"{quoted(target)} was finished before, {unseen}")
-    shape = manifest.sample_shape if manifest.pictures else None
-    commentary.say(f"next: {typed('inspect', target, '--verify')}, or {train_on(target, shape)}")
+    commentary.say(f"next: {typed('inspect', target, '--verify')}, or {_use_of(target, manifest)}")
+
+
+def _use_of(folder: Path, manifest: Manifest) -> str:
+    """Return what may be typed about a data set that is sound."""
+    from hpcdl.data.write.outputs import FORMAT
+
+    if manifest.source.get("format") == FORMAT:
+        return typed("report", folder)
+    if manifest.untargeted:
+        return f"{typed('docs', 'infer')} about the outputs of a trained model"
+    return train_on(folder, manifest.sample_shape if manifest.pictures else None)
 
 
 def train_on(data: Path | str, sample_shape: Sequence[int] | None, *options: object) -> str:
@@ -198,8 +209,8 @@ def inspect(
         check_outputs([_page_path(folder, out)])
     if verify or repair:
         document.update(_check(folder, source, reader, commentary, keep=json))
+    from hpcdl.data.format.manifest import read_manifest
     from hpcdl.data.show import inspection
-    from hpcdl.data.write.outputs import FORMAT
 
     contents = inspection.inspect(folder)
     if contents.unknown_shards:
@@ -219,9 +230,8 @@ def inspect(
         print_json({**dataclasses.asdict(contents), **document})
         return
     _show(contents)
-    shape = None if contents.fields else contents.sample_shape
-    use = typed("report", folder) if contents.source_format == FORMAT else train_on(folder, shape)
-    commentary.say(f"next: {use if verify else typed('inspect', folder, '--verify')}")
+    use = _use_of(folder, read_manifest(folder)[0]) if verify else typed("inspect", folder, "--verify")
+    commentary.say(f"next: {use}")
 
 
 def _warn_of_leaks(folder: Path, overview: Overview | None = None) -> None:

@@ -112,6 +112,8 @@ def _functions_of_keras(module: str) -> list[str]:
 
 def check_objective(config: ObjectiveConfig, dataset: Dataset) -> None:
     """Raise UsageError if a loss does not fit its target, or a target has none."""
+    if dataset.manifest is not None and dataset.manifest.untargeted:
+        raise UsageError(f"{dataset.name} has no targets (--target nothing): `hpcdl infer` alone takes such data")
     losses = losses_of(config, [field.name for field in dataset.targets])
     metrics = metrics_of(config, list(losses))
     for name, loss in losses.items():

@@ -34,6 +34,8 @@ DTYPES = (
 RESERVED = ("block_checksums", "sample_checksums", "offsets", "class_names")
 """Names that other parts of a shard use."""
 IMAGES, LABELS = "images", "labels"
+NO_TARGET = "nothing"
+"""The value of --target for samples without any, whose outputs a model shall compute."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _RESIDENT_BYTES = 16
 _LEAST_SIDE = 8
@@ -243,6 +245,12 @@ class Manifest:
     def pictures(self) -> bool:
         """Whether samples are images with a class, in format 1."""
         return self.schema == SCHEMA
+
+    @property
+    def untargeted(self) -> bool:
+        """Whether samples have no target: the field in its place numbers them as in the source."""
+        asked = [*(self.recipe.options.get("target") or ())]
+        return asked == [NO_TARGET] and all(item.name != NO_TARGET for item in self.fields)
 
     @property
     def window_sample_bytes(self) -> int:

@@ -21,7 +21,9 @@ class SourceConfig:
         None, "What a model is given: PATH=NAME of an array or column; may be repeated.", kind="names"
     )
     target: tuple[str, ...] | None = setting(
-        None, "What its outputs are held against: PATH=NAME; may be repeated.", kind="names"
+        None,
+        "What its outputs are held against: PATH=NAME; nothing: for `hpcdl infer` alone; may be repeated.",
+        kind="names",
     )
     target_kind: str | None = setting(
         None, "Whether whole numbers in targets name classes or are quantities.", choices=("class", "regression")

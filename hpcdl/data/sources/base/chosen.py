@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.data.format.dataset import UNSPLIT
-from hpcdl.data.format.manifest import RESERVED, is_name
+from hpcdl.data.format.manifest import NO_TARGET, RESERVED, is_name
 from hpcdl.data.sources.base.labels import CLASS_LISTS
 from hpcdl.data.sources.base.names import is_id
 from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray
@@ -40,15 +40,18 @@ class ChosenArrays:
 def choose(arrays: Mapping[str, FoundArray], inputs: Sequence[str], targets: Sequence[str], where: str) -> ChosenArrays:
     """Choose the arrays of inputs and targets: as requested, else those with the usual names."""
     choices = ", ".join(f"{shown(path)} ({array.shown})" for path, array in list(arrays.items())[:20])
+    untargeted = has_no_target(targets, arrays)
     chosen = ChosenArrays(
-        inputs=_asked(inputs, arrays, where, choices), targets=_asked(targets, arrays, where, choices)
+        inputs=_asked(inputs, arrays, where, choices),
+        targets=_asked([] if untargeted else targets, arrays, where, choices),
     )
-    if not chosen.targets:
+    if not (chosen.targets or untargeted):
         chosen_path = _usual(TARGET_NAMES, [path for path in arrays if path not in chosen.inputs.values()])
         if chosen_path is None:
             raise SourceError(
                 _of_one_sample_each(arrays, where)
-                or f"{where}: which array is the target? Give --target PATH=NAME, one of {choices}"
+                or f"{where}: which array is the target? Give --target PATH=NAME, one of {choices}; or, for "
+                f"hpcdl infer alone, --target {NO_TARGET}"
             )
         chosen.targets = {field_name(chosen_path): chosen_path}
     if not chosen.inputs:
@@ -63,6 +66,11 @@ def choose(arrays: Mapping[str, FoundArray], inputs: Sequence[str], targets: Seq
     if twice:
         raise SourceError(f"{where}: {sorted(twice)[0]!r} names an input and a target; give another name after the =")
     return chosen
+
+
+def has_no_target(targets: Sequence[str], names: Iterable[str]) -> bool:
+    """Return whether --target says that there is none, which no array or column of these `names` is called."""
+    return [*targets] == [NO_TARGET] and NO_TARGET not in names
 
 
 def remarks_on_unused(paths: Iterable[str], spec: SourceSpec, kind: str = "array") -> list[str]:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from hpcdl.core.errors import SourceError
 from hpcdl.core.units import counted
 from hpcdl.data.format.manifest import DTYPES, Field
-from hpcdl.data.sources.base.chosen import choose, divided, remarks_on_unused
+from hpcdl.data.sources.base.chosen import choose, divided, has_no_target, remarks_on_unused
 from hpcdl.data.sources.base.glance import is_image_head
 from hpcdl.data.sources.base.labels import (
     CLASS_LISTS,
@@ -79,6 +79,11 @@ class FieldSource:
         ]
         fields, arrays = [made for made, _ in settled], [per_part for _, per_part in settled]
         remarks += self._remarks_on_numbers(fields, arrays, [part.split for part in parts])
+        if has_no_target(self.targets, self.named):
+            name = _free("row", fields)
+            fields.append(Field(name=name, role="target", dtype="int64"))
+            arrays.append(self._row_numbers([part.split for part in parts], arrays[0]))
+            remarks.append(f"no target: {name} has the number of each sample in the source, from 0 in each split")
         # Stage 3: the list. Rows are those samples that every field can give.
         columns = list(zip(*arrays, strict=True))
         labels = [number for number, item in enumerate(fields) if item.role == "target" and item.kind == "class"]
@@ -337,6 +342,19 @@ class FieldSource:
             remarks.append(f"{name}: {line}")
         return Field(name=name, role=role, dtype=dtype, shape=shape, kind=kind, variable=variable), arrays
 
+    def _row_numbers(self, splits: Sequence[str], arrays: Sequence[PlacedArray]) -> list[PlacedArray]:
+        """Return the numbers of the samples in each part, which go on in the next one of its split.
+
+        Shards are shuffled: outputs are matched with the source by these numbers.
+        """
+        starts: Counter[str] = Counter()
+        numbered = []
+        for split, array in zip(splits, arrays, strict=True):
+            first = starts[split]
+            starts[split] += array.num_samples
+            numbered.append(self.written(_numbers(first, starts[split])))
+        return numbered
+
     def _alike(self, array: PlacedArray, filled: PlacedArray) -> PlacedArray:
         """Convert integers to the float type of another part, so that all parts have one type."""
         if array.text or array.offsets is not None or array.dtype.kind not in "iu":
@@ -414,6 +432,18 @@ def _check_are_numbers(where: str, array: PlacedArray) -> None:
             f"{where} holds image files (JPEG, PNG, ...), whose bytes are no pixels: save arrays of pixels, write the "
             "files into a folder for each class, or give a reader that decodes them (--reader FILE.py:NAME)"
         )
+
+
+def _numbers(begin: int, end: int) -> Iterator[Array]:
+    for first in range(begin, max(end, begin + 1), STRINGS):  # of nothing, too: its type is int64
+        yield np.arange(first, min(first + STRINGS, end), dtype=np.int64)
+
+
+def _free(name: str, fields: Sequence[Field]) -> str:
+    """Return `name`, longer if a field is called so."""
+    while any(item.name == name for item in fields):
+        name += "_"
+    return name
 
 
 def _zeros(count: int) -> Iterator[Array]:

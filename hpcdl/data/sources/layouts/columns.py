@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from hpcdl.core.errors import SourceError, UsageError, shown
-from hpcdl.data.format.manifest import Categories
-from hpcdl.data.sources.base.chosen import INPUT_NAMES, TARGET_NAMES, field_name, weighs
+from hpcdl.data.format.manifest import NO_TARGET, Categories
+from hpcdl.data.sources.base.chosen import INPUT_NAMES, TARGET_NAMES, field_name, has_no_target, weighs
 from hpcdl.data.sources.base.labels import NUMBER
 from hpcdl.data.sources.base.names import is_id, names_class
 from hpcdl.data.sources.base.placed import VALUES_AT_ONCE, ArrayGroup, FoundArray, PlacedArray, TableColumn, shape_text
@@ -219,12 +219,13 @@ class ColumnSource(FieldSource):
         """Return the columns of targets, by --target or by the one name that says so; SourceError for questions."""
         targets = [flag_value.rpartition("=")[0] or flag_value for flag_value in self._spec.targets]
         if targets:
-            return targets
+            return [] if has_no_target(targets, names) else targets
         targets = [name for name in names if name.lower() in TARGET_NAMES]
         if not targets:
             choices = ", ".join(map(shown, names[:20]))
             raise SourceError(
-                f"{self._location}: which column is the target? Give --target COLUMN=NAME, one of {choices}"
+                f"{self._location}: which column is the target? Give --target COLUMN=NAME, one of {choices}; or, for "
+                f"hpcdl infer alone, --target {NO_TARGET}"
             )
         candidates = [name for name in names if name in targets or names_class(name)]
         if len(candidates) > 1:

@@ -46,7 +46,7 @@ def other_ranges(run_dir: Path, config: TrainConfig, given: Dataset, inputs: Any
         return []
     learned = _inputs_in_training(trained, config)
     if learned is None:
-        return _other_types(given, trained)
+        return other_types(given, trained)
     names = sorted(inputs) if isinstance(inputs, Mapping) else [field.name for field in given.inputs]
     pairs = zip(_fed(inputs), _fed(learned), strict=False)
     differences = [
@@ -79,7 +79,7 @@ def _inputs_in_training(trained: Dataset, config: TrainConfig) -> Any:
     return None
 
 
-def _other_types(given: Dataset, trained: Dataset) -> list[str]:
+def other_types(given: Dataset, trained: Dataset) -> list[str]:
     """Ask about bytes in one data set and other numbers in the other, where no sample tells their ranges."""
     types = {field.name: field.dtype for field in trained.inputs}
     return [

@@ -293,7 +293,7 @@ def test_each_reason_against_a_job_has_its_line(ask_hpcdl: CommandLine) -> None:
 
 def test_faults_of_hosts_are_left_to_the_job(ask_hpcdl: CommandLine) -> None:
     command = [*TRAIN, "--inject", "partition:host=1@step=20+2s", "--steps", "40"]
-    shown = ask_hpcdl(["submit", "--nodes", "2", "--dry-run", "--", *command])
+    shown = ask_hpcdl(["submit", "--nodes", "2", "--dry-run", "--", *command], env={"HPCDL_LAUNCHER": "slurm"})
     assert shown.code == 0 and "warning" not in shown.err
     assert "partition:host=1@step=20+2s" in shown.out
 
@@ -319,7 +319,8 @@ def test_train_gets_ranks_run_folder_and_resume() -> None:
 def test_a_config_file_with_other_ranks_than_the_job_is_warned_of(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text('ranks = 8\nrun_dir = "mine"\n')
     for words, warned in ((["--nodes", "4"], True), (["--nodes", "4", "--ranks-per-node", "2"], False)):
-        shown = ask_hpcdl(["submit", "--dry-run", *words, "--", *TRAIN, "--config", "c.toml"], cwd=tmp_path)
+        command = ["submit", "--dry-run", *words, "--", *TRAIN, "--config", "c.toml"]
+        shown = ask_hpcdl(command, cwd=tmp_path, env={"HPCDL_LAUNCHER": "slurm"})
         said = "warning: file (c.toml) has ranks = 8, but --nodes 4 x --ranks-per-node 1 = 4, which counts"
         assert shown.code == 0 and (said in shown.err) == warned == ("warning" in shown.err), shown.err
         assert "--run-dir mine" in shown.out

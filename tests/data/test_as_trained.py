@@ -121,11 +121,3 @@ def test_columns_in_another_order_are_refused(run_hpcdl: CommandLine, tmp_path: 
     manifest = trained.manifest
     assert manifest is not None and list(manifest.fields[0].columns) == ["low", "high"]
     assert "x: the columns 'low', 'high'" in manifest.understood
-
-
-def test_bytes_in_training_and_floats_later_are_warned_of() -> None:
-    trained = named(("ant", "bee"))
-    later = dataclasses.replace(trained, fields=picture_with_class((2, 2, 1), "float32", ("ant", "bee")))
-    (line,) = fields_as_trained(later, trained)[1]
-    assert line.startswith("warning: 'images'") and "holds float32, and uint8 in" in line
-    assert fields_as_trained(trained, trained)[1] == []

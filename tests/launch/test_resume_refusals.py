@@ -23,7 +23,7 @@ from tests.training_runs import record_of
 GIVEN = {"model": "lenet", "data": "synthetic:mnist"}
 OTHER: dict[str, Any] = {
     "str": "other", "int": 77, "bytes": 77, "amount": 77, "seconds": 77.0, "interval": 77.0, "Path": "other",
-    "count": 77, "trace": "full", "compression": "bf16",
+    "count": 77, "trace": "full", "compression": "bf16", "accuracy": 0.77,
 }  # fmt: skip
 
 

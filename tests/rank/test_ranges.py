@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcdl.rank.ranges import difference
+from hpcdl.data.format.dataset import open_dataset
+from hpcdl.rank.ranges import difference, other_types
 
 RANDOM = np.random.default_rng(7)
 PICTURES = RANDOM.random((32, 400))
@@ -46,3 +47,10 @@ def test_another_range_is_described(new: Any, old: Any, text: str) -> None:
 )
 def test_the_same_range_is_not(new: Any, old: Any) -> None:
     assert not difference(new, old, NAMES if old.shape[1] == 3 else ())
+
+
+def test_types_alone_are_asked_about_where_no_sample_is_left() -> None:
+    bytes_, floats = (open_dataset(f"synthetic:8x8x1:2:{dtype}@16") for dtype in ("uint8", "float32"))
+    (line,) = other_types(floats, bytes_)
+    assert "holds float32, and uint8 in" in line and line.endswith("are both in the same range?")
+    assert other_types(bytes_, bytes_) == []

@@ -18,7 +18,7 @@ import tensorflow as tf
 from hpcdl.core.storage.disk import create, make_folder, remove_file, replacing, touch
 from hpcdl.scripts.fit.model import center_in_place, optimizers_of
 from hpcdl.scripts.process.session import is_rank, session
-from hpcdl.scripts.process.written import OPENS, inside
+from hpcdl.scripts.process.written import OPENS, inside, saving_for_all
 from hpcdl.step.keras_internals import saving_functions
 from hpcdl.supervision.control import digest_of
 
@@ -157,7 +157,7 @@ def _saved_once(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
             saving = _Saving(folder, path, _content(model, name), number=_next_number(path))
             if not saving.begins():
                 return None
-            with saving.noted(), _saving_begun():
+            with saving.noted(), saving_for_all():
                 if name == "export" or any(args) or kwargs.keys() - {"overwrite", "include_optimizer"} or path.is_dir():
                     return plain(model, filepath, *args, **kwargs)  # a directory, or several files
                 return _replacing(path, lambda other: plain(model, other, **kwargs))
@@ -176,16 +176,6 @@ def _of_shared_weights(plain: Callable[..., Any]) -> Callable[..., Any]:
 
     vars(state_tree)["shared"] = True
     return state_tree
-
-
-@contextlib.contextmanager
-def _saving_begun() -> Iterator[None]:
-    """Mark that this thread writes a part of a file that is guarded as a whole."""
-    inside.saving = True
-    try:
-        yield
-    finally:
-        inside.saving = False
 
 
 def _checkpoint_once(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -250,7 +240,7 @@ def _next_number(path: Path) -> int:
 @contextlib.contextmanager
 def _noted_saving(path: Path) -> Iterator[None]:
     saving = _begun.pop(path, None)
-    with contextlib.nullcontext() if saving is None else saving.noted(), _saving_begun():
+    with contextlib.nullcontext() if saving is None else saving.noted(), saving_for_all():
         yield
 
 

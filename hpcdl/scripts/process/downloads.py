@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from hpcdl.comm.agree import decided
 from hpcdl.core.storage.disk import make_folder, publish, touch
 from hpcdl.scripts.process.undistributed import after_import
+from hpcdl.scripts.process.written import saving_for_all
 
 if TYPE_CHECKING:
     from hpcdl.comm.observed import Observed
@@ -53,7 +54,8 @@ def download_once(communicator: Observed, folder: Path | None, is_rank: Callable
                 if _begins(note, communicator):
                     path = None
                     try:
-                        path = plain(*args, **kwargs)
+                        with saving_for_all():  # the next one another rank may make
+                            path = plain(*args, **kwargs)
                         return path
                     finally:  # after an error the others try it themselves
                         touch(note, json.dumps(_file(path)).encode())

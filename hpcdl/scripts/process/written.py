@@ -39,6 +39,16 @@ _NUMBERED = re.compile(r"-\d+\.index$")
 _REMEDY = "write it on one rank (`if hpcdl.rank() == 0:`), or with the rank in its name"
 
 
+@contextlib.contextmanager
+def saving_for_all() -> Iterator[None]:
+    """Mark that this thread writes a file, or a part of one, that hpcdl lets one rank write for all."""
+    inside.saving = True
+    try:
+        yield
+    finally:
+        inside.saving = False
+
+
 class WrittenFiles:
     """The files that this rank's script has opened to write, or renamed something to."""
 

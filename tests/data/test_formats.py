@@ -397,7 +397,7 @@ def test_netcdf_is_read_as_its_attributes_say(tmp_path: Path) -> None:
     with h5py.File(WEATHER) as file:
         stored, rain = file["t2m"][:], file["rain"][:]
         assert stored.dtype == np.int16 and {"x", "sample"} < set(file)
-    with pytest.raises(HpcdlError, match=r"one of 'lat' .*, 'quality' .*, 'rain' .*, 't2m' [^,]*$"):
+    with pytest.raises(HpcdlError, match=r"one of 'lat' .*, 'quality' .*, 'rain' .*, 't2m' [^,]*; or"):
         make(WEATHER, tmp_path / "which")  # dimensions without values are not arrays
     names = {"input": "t2m=t", "target": "rain=rain"}
     with pytest.raises(

@@ -107,15 +107,18 @@ def test_no_output_goes_into_a_data_set(ask_hpcdl: CommandLine, tmp_path: Path, 
     weak_study(tmp_path / "study")
     (tmp_path / "shards" / "train").mkdir(parents=True)
     (tmp_path / "shards" / "train" / "shard-00000.h5").touch()
+    (tmp_path / "shards" / "manifest.json").touch()
     finished = ask_hpcdl([*command.split(), "study", "--out", out], cwd=tmp_path)
     assert (finished.code, finished.err) == (2, f"hpcdl: --out {out} holds a data set; name another folder\n")
-    assert len([*(tmp_path / "shards").rglob("*")]) == 2
+    assert len([*(tmp_path / "shards").rglob("*")]) == 3
 
 
 def test_files_beside_a_report_are_said(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     weak_study(tmp_path / "study")
     (tmp_path / "paper").mkdir()
     (tmp_path / "paper" / "thesis.tex").touch()
+    (tmp_path / "paper" / "tables").mkdir()
+    (tmp_path / "paper" / "tables" / "shard-00000.h5").touch()  # a data set below is none here
     note = "note: {} holds other files, which stay as they are: thesis.tex\n"
     for command in ("report --format html,md,csv", "predict", "report --format html,md,csv"):
         finished = ask_hpcdl([*command.split(), "study", "--out", "paper"], cwd=tmp_path)

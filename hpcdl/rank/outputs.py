@@ -78,7 +78,8 @@ class Predictor:
         split = self.plan.splits[0]
         inputs = first_inputs(self.dataset, split, self.plan.batch_size)
         if self.plan.trained and asks:
-            self.warnings += other_ranges(self.plan.model, self.plan.trained, self.dataset, inputs)
+            trained = _other_data(self.plan.model, self.plan.trained, self.dataset)
+            self.warnings += other_ranges(trained, self.plan.trained, self.dataset, inputs) if trained else []
         began = time.perf_counter()
         self._call = _graph_of(self._model, inputs)
         try:
@@ -323,32 +324,37 @@ def evaluate_run(run_dir: Path, data: str, split_name: str | None) -> tuple[Eval
     )
     if name not in dataset.splits:
         raise UsageError(f"--split {name}: {data} has {', '.join(dataset.splits)}")
-    remarks += _trained_on(run_dir, resolved.config, dataset, name)
+    trained = _other_data(run_dir, resolved.config, dataset)
+    remarks += _trained_on(run_dir, resolved.config, trained, dataset, name)
     model, model_warnings = load_run(run_dir, data)
     _check_input(model, dataset, run_dir)
     config = dataclasses.replace(resolved.config.objective, label_smoothing=0.0)
     check_objective(config, dataset)
     evaluate = Evaluator(model, objective_of(config, dataset.targets))
-    inputs = first_inputs(dataset, dataset.splits[name], resolved.config.data.batch_size)
-    model_warnings += other_ranges(run_dir, resolved.config, dataset, inputs)
-    batches: Iterable[Any] = evaluation_batches(
-        dataset, dataset.splits[name], batch_size=resolved.config.data.batch_size
-    )
-    if numbers is not None:
-        batches = ((inputs, tf.gather(numbers, labels)) for inputs, labels in batches)
+    split, batch_size = dataset.splits[name], resolved.config.data.batch_size
     try:
+        if trained is not None:
+            inputs = first_inputs(dataset, split, batch_size)
+            model_warnings += other_ranges(trained, resolved.config, dataset, inputs)
+        batches: Iterable[Any] = evaluation_batches(dataset, split, batch_size=batch_size)
+        if numbers is not None:
+            batches = ((inputs, tf.gather(numbers, labels)) for inputs, labels in batches)
         return evaluate(batches, alone()), name, [*remarks, *(f"warning: {text}" for text in model_warnings)]
     except (ValueError, tf.errors.InvalidArgumentError) as error:
         raise UsageError(f"the model of {run_dir} does not take {data}: {cause(error)}") from error
 
 
-def _trained_on(run_dir: Path, config: TrainConfig, given: Dataset, split: str) -> list[str]:
-    """Return a warning if the samples of a split of `given` are among those that the model was trained on."""
+def _other_data(run_dir: Path, config: TrainConfig, given: Dataset) -> Dataset | None:
+    """Return the data that the run was trained on; None if they are `given`, or not known."""
+    return None if given.checksum == read_record(run_dir).data_checksum else data_trained_on(run_dir, config)
+
+
+def _trained_on(run_dir: Path, config: TrainConfig, trained: Dataset | None, given: Dataset, split: str) -> list[str]:
+    """Return a warning if samples of a split of `given` are among those of `trained`, that the model was trained on."""
     if given.checksum == read_record(run_dir).data_checksum:
         if split != given.train_split.name:
             return []
         return [f"warning: the model was trained on {split} of {given.name}: this says nothing about new samples"]
-    trained = data_trained_on(run_dir, config)
     if trained is None:  # read_as_trained has said so
         return []
     if trained.folder is None and trained.synthetic is None:

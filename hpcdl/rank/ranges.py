@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,10 +11,8 @@ import tensorflow as tf
 
 from hpcdl.config.schema import TrainConfig
 from hpcdl.core.errors import HpcdlError
-from hpcdl.core.records.run_record import read_record
 from hpcdl.data.format.dataset import Dataset, Split
 from hpcdl.data.read.pipeline import evaluation_batches
-from hpcdl.run.trained_data import data_trained_on
 from hpcdl.step.preprocess import preprocessed
 from hpcdl.step.step import as_model_input
 
@@ -34,16 +31,11 @@ _RATIO = 20.0
 """Numbers so many times smaller than in training are of another unit, and no darker picture."""
 
 
-def other_ranges(run_dir: Path, config: TrainConfig, given: Dataset, inputs: Any) -> list[str]:
-    """Return a question for each input that is of another range than in training.
+def other_ranges(trained: Dataset, config: TrainConfig, given: Dataset, inputs: Any) -> list[str]:
+    """Return a question for each input that is of another range than in the data `trained`.
 
     `inputs` is a batch of `given` as the model is fed it; one of the training data is read and processed alike.
     """
-    if given.checksum == read_record(run_dir).data_checksum:
-        return []
-    trained = data_trained_on(run_dir, config)
-    if trained is None:  # `read_as_trained` has said so
-        return []
     learned = _inputs_in_training(trained, config)
     if learned is None:
         return other_types(given, trained)

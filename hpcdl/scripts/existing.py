@@ -125,7 +125,7 @@ def _with_subclasses(kind: type) -> set[type]:
 
 def _trained_alone(optimizer: Any) -> Iterator[Any]:
     """Yield the weights that a plain (not distributed) optimizer has moved on this rank."""
-    if not hasattr(optimizer, "exchanges") and optimizer.built and int(optimizer.iterations.numpy()) > 0:
+    if not hasattr(optimizer, "exchanges") and optimizer.built and int(optimizer.iterations) > 0:
         yield from trained_by(optimizer)
 
 

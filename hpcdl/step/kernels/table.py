@@ -298,7 +298,7 @@ def _is_plain_lstm(layer: Any) -> bool:
         return False
     functions = (layer.activation, layer.recurrent_activation)
     usual = functions == (keras.activations.tanh, keras.activations.sigmoid)
-    return usual and bool(layer.use_bias) and getattr(layer, "use_cudnn", "auto") is not True
+    return usual and bool(layer.use_bias) and layer.use_cudnn is not True
 
 
 def _is_one_by_one(layer: Any) -> bool:

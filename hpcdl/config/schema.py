@@ -10,6 +10,8 @@ from hpcdl.config.forms import UNASKED
 from hpcdl.config.settings import ALLOCATORS, AUTO, EXTENT, NOTHING, REPEAT, REQUIRED, RESULT, TIME, setting
 
 CROSS_ENTROPY = "cross-entropy"
+# Weight of the loss of each auxiliary head, after the main output (GoogLeNet, Szegedy et al. 2015, section 5).
+AUXILIARY_WEIGHT = 0.3
 ALLOW_GRPC = "Run grpc-* on nodes that other users can be on: their servers know no password."
 # PyTorch's DistributedDataParallel has the same default (bucket_cap_mb).
 BUCKET_BYTES = 25 * 1024**2

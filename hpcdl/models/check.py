@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from hpcdl.config.schema import CROSS_ENTROPY
+from hpcdl.config.schema import AUXILIARY_WEIGHT, CROSS_ENTROPY
 from hpcdl.core.errors import Refusals, UsageError, cause
 
 FROM_PROBABILITIES = (
@@ -108,6 +108,12 @@ def doubts(model: keras.Model, spec: str, losses: Sequence[str]) -> list[str]:
         lines.append(
             f"model {spec!r} ends with {last}, but --loss {CROSS_ENTROPY} takes outputs of any size (logits); leave "
             "that activation out"
+        )
+    # The networks of hpcdl say it in their summary.
+    if len(losses) == 1 and ":" in spec and (others := len(getattr(model, "outputs", None) or ()) - 1) > 0:
+        counts = f"adds {AUXILIARY_WEIGHT:g} of its own loss" if losses[0] == CROSS_ENTROPY else "is not trained"
+        lines.append(
+            f"model {spec!r} gives {others + 1} outputs for one target: the first counts, and each other {counts}"
         )
     return lines
 

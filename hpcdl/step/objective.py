@@ -14,13 +14,10 @@ from typing import Any, Protocol
 import keras
 import tensorflow as tf
 
-from hpcdl.config.schema import CROSS_ENTROPY, ObjectiveConfig
+from hpcdl.config.schema import AUXILIARY_WEIGHT, CROSS_ENTROPY, ObjectiveConfig
 from hpcdl.core.errors import UsageError, suggestion
 from hpcdl.data.format.manifest import Field
 from hpcdl.run.trained_data import SHORT, check_functions, losses_of, metrics_of
-
-AUXILIARY_WEIGHT = 0.3
-"""Weight of each auxiliary head's loss (GoogLeNet, Szegedy et al. 2015, section 5)."""
 
 
 class Objective(Protocol):

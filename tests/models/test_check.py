@@ -181,6 +181,16 @@ DOUBTFUL = {
 }
 
 
+@pytest.mark.parametrize(
+    ("loss", "reported"), [(CROSS, "each other adds 0.3"), ("sparse_categorical_crossentropy", "is not trained")]
+)
+def test_outputs_beside_the_first_are_named(loss: str, reported: str, tmp_path: Path) -> None:
+    model = built(tmp_path, "heads(4, 4)", CROSS)
+    (line,) = doubts(model, "net.py:build", [loss])
+    assert "gives 2 outputs for one target" in line and reported in line
+    assert not doubts(model, "net.py:build", [loss, "mse"]) and not doubts(model, "googlenet-aux", [loss])
+
+
 @pytest.mark.parametrize("name", DOUBTFUL)
 def test_layers_that_train_but_are_likely_mistakes_are_named(name: str, tmp_path: Path) -> None:
     body, reported = DOUBTFUL[name]

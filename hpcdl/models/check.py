@@ -95,7 +95,7 @@ def check_model(
 def doubts(model: keras.Model, spec: str, losses: Sequence[str]) -> list[str]:
     """Return a line for each layer that trains, and yet is likely a mistake; call it when weights are loaded."""
     lines = []
-    for layer in _flat(model):
+    for layer in flat_layers(model):
         if isinstance(layer, keras.layers.Normalization) and (weights := layer.get_weights()):
             mean, variance = weights[:2]  # those that adapt() sets; with mean= and variance= there are none
             if not mean.any() and (variance == 1).all():
@@ -168,7 +168,9 @@ def _noted_first_input(model: keras.Model) -> Iterator[list[Any]]:
 
         return call
 
-    weighted = [layer for layer in _flat(model) if layer.weights and not isinstance(layer, keras.layers.Normalization)]
+    weighted = [
+        layer for layer in flat_layers(model) if layer.weights and not isinstance(layer, keras.layers.Normalization)
+    ]
     # By identity: a shared layer is listed twice, and must be wrapped and restored once.
     layers = {id(layer): layer for layer in weighted}.values()
     own_calls = [vars(layer).get("call") for layer in layers]
@@ -240,7 +242,7 @@ def _check_own_step(model: keras.Model, spec: str) -> None:
 
 
 def _check_not_half(model: keras.Model, spec: str) -> None:
-    half = next((layer for layer in _flat(model) if getattr(layer, "compute_dtype", "") == "float16"), None)
+    half = next((layer for layer in flat_layers(model) if getattr(layer, "compute_dtype", "") == "float16"), None)
     if half is not None:
         raise UsageError(
             f"model {spec!r}: layer {half.name!r} computes in float16 and nothing scales the loss, so that small "
@@ -389,7 +391,7 @@ def _sums_to_one(output: np.ndarray[Any, Any]) -> bool:
 
 def _last_activation(model: keras.Model) -> str:
     """Return the name of the last layer's activation; empty if there is none, or if the last layer is unknown."""
-    all_layers = _flat(model) if getattr(model, "outputs", None) else ()
+    all_layers = flat_layers(model) if getattr(model, "outputs", None) else ()
     layers = [layer for layer in all_layers if not isinstance(layer, keras.layers.InputLayer)]
     if not layers:
         return ""
@@ -398,10 +400,10 @@ def _last_activation(model: keras.Model) -> str:
     return kind if kind in ("softmax", "relu") else getattr(activation, "__name__", "")
 
 
-def _flat(model: keras.Model) -> Iterator[Any]:
+def flat_layers(model: keras.Model) -> Iterator[Any]:
     """Yield the layers of a model, including those of nested models."""
     for layer in getattr(model, "layers", ()):
         if isinstance(layer, keras.Model):
-            yield from _flat(layer)
+            yield from flat_layers(layer)
         else:
             yield layer

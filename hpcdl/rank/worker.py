@@ -32,6 +32,7 @@ from hpcdl.core.storage.disk import replacing
 from hpcdl.core.units import counted
 from hpcdl.data.format.dataset import Dataset
 from hpcdl.faults.inject import Injection
+from hpcdl.models.alike import difference
 from hpcdl.models.check import doubts as model_doubts
 from hpcdl.models.load import load_model
 from hpcdl.node.accelerators import GpuUse
@@ -136,8 +137,7 @@ def _run_worker(
     record = results.with_devices(record, group, config.model.precision)
     if config.model.init_weights is not None:
         journal.write("message", text=state.load_weights(model, config.model.init_weights))
-    doubts = model_doubts(model, config.model.model, [*_losses(config, run_plan.dataset).values()])
-    record = dataclasses.replace(record, warnings=[*record.warnings, *doubts])
+    record = dataclasses.replace(record, warnings=[*record.warnings, *_doubts(config, run_plan.dataset, model, group)])
     interval, copies_in, work = _kept(run_plan, run_dir, group, record.nodes)
     copying = (interval, copies_in(group), work)
     parts = functools.partial(Parts, run_plan, model, worker, group, journal, run_dir, injection, *copying)
@@ -278,6 +278,11 @@ def _comes_scaled(dataset: Dataset) -> bool:
     if dataset.dtype == "uint8" and dataset.scales(dataset.sample_shape):
         return True
     return any(field.normalise != "none" for field in dataset.inputs)
+
+
+def _doubts(config: TrainConfig, dataset: Dataset, model: keras.Model, workers: Communicator) -> list[str]:
+    spec = config.model.model
+    return [*difference(model, spec, workers), *model_doubts(model, spec, [*_losses(config, dataset).values()])]
 
 
 def _losses(config: TrainConfig, dataset: Dataset) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,9 @@ class StepCounts(Counts):
     messages_in_steps: int = 0
     bytes_in_steps: int = 0
     observed: int = 0
+    steps: int = 0
+    center_steps: int = 0
+    """Updates of the center by all workers, in steps, when the worker had left."""
 
 
 class Outcome:
@@ -69,9 +73,12 @@ def run(
     sizes: Sequence[int] | None = None,
     hosts: Sequence[str] = (),
     compress: str = "none",
+    to_the_end: bool = False,
     **elastic: Any,
 ) -> Outcome:
     """Run `steps` steps of strategy `name`. With `orders` the workers' steps take turns; otherwise they run freely.
+
+    With `to_the_end` each worker continues, as in training, until the center has `steps` steps of all of them.
 
     `hosts` names each rank's node, by default one for all.
     """
@@ -97,9 +104,13 @@ def run(
             return strategy.server(context).serve()
         me = communicator.rank
         replica = strategy.replica(context)
+        replica.total = steps * workers if to_the_end else 0
         replica.start(start.astype(np.float32), sizes or [start.size])
         before = seen.traffic(CONTROL)
-        for step in range(steps):
+        for step in itertools.count() if to_the_end else range(steps):
+            if replica.stopped:
+                break
+            counts[me].steps += 1
             if turns:
                 turns.take(me)
             replica.before_step(step)
@@ -112,6 +123,7 @@ def run(
         replica.group.barrier()
         center = replica.center().copy()
         replica.finish()
+        counts[me].center_steps = replica.count
         return center, replica.weights.copy(), replica.details()
 
     results = threads.run(workers + servers, rank, hosts)

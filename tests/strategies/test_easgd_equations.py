@@ -125,6 +125,21 @@ def test_elastic_exchange_by_arrival(name: str, unpacked: bool) -> None:
     agree(found, simulator.arriving_easgd(START, gradient, orders, ETA, ALPHA))
 
 
+@pytest.mark.parametrize("name", ["easgd", "async-easgd", "hogwild-easgd"])
+@pytest.mark.parametrize(("steps", "period"), [(12, 1), (12, 4), (21, 5), (12, 50), (100, 50)])
+def test_a_run_has_the_steps_it_counts_whatever_the_period(name: str, steps: int, period: int) -> None:
+    """The first exchange follows one step, not a period of them, and the run ends between two exchanges."""
+    found = run(
+        name, START, lambda worker, _, weights: gradient(worker, 0, weights), workers=WORKERS, steps=steps, eta=ETA,
+        moving_rate=ALPHA, period=period, to_the_end=True,
+    )  # fmt: skip
+    taken = [counts.steps for counts in found.counts[:WORKERS]]
+    counted = {counts.center_steps for counts in found.counts[:WORKERS]}
+    assert len(counted) == 1 and steps * WORKERS <= counted.pop() <= sum(taken)
+    # Each may take a few more while the others' last exchanges arrive.
+    assert sum(taken) <= (steps + min(period, steps)) * WORKERS + WORKERS
+
+
 def test_async_measgd_by_arrival() -> None:
     orders = random_orders(2)
     found = run(

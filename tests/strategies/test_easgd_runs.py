@@ -93,6 +93,7 @@ def runs(request: pytest.FixtureRequest, digits: Path, tmp_path_factory: pytest.
         short("nan", "async-easgd", 3, plant={"rank": 1, "step": 4, "kind": "nan"}),
         short("exception", "async-sgd", 3, plant={"rank": 0, "step": 4, "kind": "exception"}),
         short("hogwild-sgd", "hogwild-sgd", 3),
+        short("long", "async-easgd", 3, period=50),
         short("limit", "async-msgd", 3, steps=5000, time_limit=1),
         short("limit", "async-msgd", 3, steps=60, time_limit=600, resume=True),
     ]
@@ -163,6 +164,13 @@ def test_what_a_run_shows(runs: Path) -> None:
     server = read_record(runs / "robin-whole").rank_records[-1]
     assert server.role == "server" and server.details["exchanges"] == 30 * 3
     assert server.busy_seconds_per_step is not None and server.busy_seconds_per_step > 0
+
+
+def test_a_period_that_is_long_for_the_run_is_warned_of(runs: Path) -> None:
+    record = read_record(runs / "long")
+    assert 30 <= record.steps < 50  # the exchange that completes the run comes before the period ends
+    assert sum("is long for a run of 30 steps" in warning for warning in record.warnings) == 1
+    assert not any("is long for a run" in warning for warning in read_record(runs / "sync-whole").warnings)
 
 
 def test_groups_share_their_gradients(runs: Path) -> None:

@@ -34,7 +34,7 @@ class CenterReplica(Replica):
         super().__init__(context)
         self._link = link
         self.group = link.group
-        self.warnings = link.warnings
+        self.warnings = [*self.warnings, *link.warnings]
         self._buffer: Array = self.weights
         self._left = False
         self._quickest_s = math.inf
@@ -127,6 +127,8 @@ class ElasticReplica(CenterReplica):
         self._spare: Array = self.weights
         self._exchanging = False
         self._rate = 0.0
+        self._uncounted = 0
+        """Steps that the center has not been told of."""
 
     def start(self, weights: Array, sizes: Sequence[int]) -> None:
         """Start with velocity zero, or that of a checkpoint."""
@@ -137,7 +139,8 @@ class ElasticReplica(CenterReplica):
 
     def before_step(self, step: int) -> None:
         """Send the weights as they are before this step's update."""
-        self._exchanging = self.exchanges_at(step)
+        self._uncounted += 1
+        self._exchanging = self.exchanges_at(step) or self._completes()
         if self._exchanging and self._background is not None:
             self._background.start(self._exchange)
 
@@ -190,8 +193,14 @@ class ElasticReplica(CenterReplica):
         self.check_finite(self.weights, "the value")
         # Worker and center move by the same alpha: otherwise the sum of center and workers' weights drifts.
         self._rate = self.alpha(self.learning_rate)
-        self._ask(self.weights, self._spare, self._rate, self.elastic.period_steps)
+        steps, self._uncounted = self._uncounted, 0
+        self._ask(self.weights, self._spare, self._rate, steps)
         self._buffer, self._spare = self._spare, self._buffer
+
+    def _completes(self) -> bool:
+        """Whether as many steps of every worker complete the run, which may be before the period ends."""
+        missing = self.total - self.count
+        return 0 < missing <= self._uncounted * self.context.num_workers
 
     def _move_elastically(self, gradient: Array) -> None:
         center, eta = self._buffer, self.learning_rate

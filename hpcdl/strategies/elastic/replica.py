@@ -154,6 +154,10 @@ DISTANCE_EVERY = 10
 """The distance to the center is measured once per this many exchanges: it costs a pass over the weights."""
 
 
+_FEW_MOVES = 3
+"""A center that moves less often is hardly trained."""
+
+
 class Replica:
     """The common part of all methods. `weights`: float32, all trainable variables concatenated.
 
@@ -178,7 +182,7 @@ class Replica:
         self.stopped = False
         self.num_lost = 0
         self.waited_s = 0.0
-        self.warnings: Sequence[str] = ()
+        self.warnings: Sequence[str] = _warnings(context)
         self._restored: dict[str, Array] = {}
         self._distances = Sample(1)
         self._last_distance = 0.0
@@ -259,6 +263,18 @@ class Replica:
     def start_weights(self, weights: Array) -> None:
         """Take `weights`, or this worker's own from a checkpoint."""
         self.weights = self._restored.get("replica/weights", weights).astype(numpy.float32).copy()
+
+
+def _warnings(context: Context) -> list[str]:
+    """Warn of a center that the workers hardly reach; the first exchange has only what all began with."""
+    period = context.elastic.period_steps
+    moves = (context.num_steps - 1) // period if period > 1 else _FEW_MOVES
+    if context.num_steps <= 0 or moves >= _FEW_MOVES:
+        return []
+    return [
+        f"--period {period} is long for a run of {context.num_steps} steps: the center, which is evaluated and saved, "
+        "hardly moves; give a shorter period"
+    ]
 
 
 class Background:

@@ -279,6 +279,7 @@ class Parts:
         self.host.after_last()
         self.worker.finish()
         self.saver.report_warnings()
+        self.host.warn_if_diverged()
         self.outcome.seconds = time.monotonic() - began
         self.outcome.warnings += self.saver.writer.warnings
         self.outcome.checkpoint_interval = self.saver.interval.choice

@@ -143,6 +143,7 @@ class HostStep:
         self.once_after: Callable[[], None] | None = None
         """Called once at the end of the next step, or after the last one."""
         self.best_loss, self.sound_step = math.inf, -1
+        self._first_loss: float | None = None
         """The last number of steps after which the loss was still near the best."""
         self._moved_by_forward: list[Any] = []
         self._read_moved_by_forward: state.Reader | None = None
@@ -275,6 +276,8 @@ class HostStep:
         got_batch, had_gradients, exchanged, updated = stamps
         had_gradients = WALL.settled(had_gradients, got_batch)
         check_loss(loss, self.position.step, self.group.rank)
+        if self._first_loss is None:
+            self._first_loss = loss
         if loss - self.best_loss <= EXPLODED * max(1.0, abs(self.best_loss)):
             self.sound_step = self.steps_done()
         self.best_loss = min(self.best_loss, loss)
@@ -360,6 +363,16 @@ class HostStep:
     def way_back(self) -> str:
         """Return the command that goes back to sound weights."""
         return way_back(self._run_dir, self._run_plan.config, self.sound_step)
+
+    def warn_if_diverged(self) -> None:
+        """Warn if the mean loss of the last epoch, which is finite, is far above that of untrained weights."""
+        last = self.outcome.history[-1].loss if self.outcome.history else None
+        first = self._first_loss
+        if first is not None and last is not None and last - first > EXPLODED * max(1.0, abs(first)):
+            self.outcome.warnings.append(
+                f"the loss rose from {first:.4g} in the first step to {last:.4g}: the training has diverged; lower "
+                "--learning-rate, or add --warmup-epochs"
+            )
 
     def warn(self, text: str) -> None:
         """Log and record a warning found while a step is traced; only once, even if it is traced again."""

@@ -156,3 +156,15 @@ def test_an_exploding_run_says_how_to_go_back(mpi: Mpi, tmp_path: Path) -> None:
     assert ended(mpi.hpcdl, run_dir) == ("finished", "")
     again = mpi.hpcdl(["train", "--resume", "--run-dir", run_dir, "--steps", "8"])
     assert again.code == 0 and "resumed after step 6 of 8" in again.err, "it counted for one call"
+
+
+@pytest.mark.parametrize(("optimizer", "rate", "diverges"), [("adam", "1", True), ("sgd", "0.01", False)])
+def test_a_run_whose_finite_loss_exploded_says_so(
+    run_hpcdl: CommandLine, optimizer: str, rate: str, diverges: bool, tmp_path: Path
+) -> None:
+    done = run_hpcdl([*TRAIN, "--optimizer", optimizer, "--lr", rate, "--steps", "25", "--run-dir", tmp_path / "run"])
+    assert done.code == 0, done.err
+    (warning,) = [text for text in record_of(tmp_path / "run")["warnings"] if "the training has diverged" in text] or [
+        ""
+    ]
+    assert bool(warning) == diverges and (warning in done.err + done.out)

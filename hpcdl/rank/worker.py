@@ -49,6 +49,7 @@ from hpcdl.run.shrink import ShrunkRun
 from hpcdl.run.trained_data import losses_of, unmeasured_target
 from hpcdl.step.bucket_size import BucketChoice
 from hpcdl.step.kernels.table import names_used, use_chosen_kernels
+from hpcdl.step.preprocess import doubts as preprocess_doubts
 from hpcdl.step.preprocess import fed, model_shapes, preprocessed
 from hpcdl.strategies.base.strategy import Context
 from hpcdl.strategies.table import load_strategy
@@ -282,7 +283,11 @@ def _comes_scaled(dataset: Dataset) -> bool:
 
 def _doubts(config: TrainConfig, dataset: Dataset, model: keras.Model, workers: Communicator) -> list[str]:
     spec = config.model.model
-    return [*difference(model, spec, workers), *model_doubts(model, spec, [*_losses(config, dataset).values()])]
+    return [
+        *difference(model, spec, workers),
+        *model_doubts(model, spec, [*_losses(config, dataset).values()]),
+        *preprocess_doubts(dataset, config.data, workers),
+    ]
 
 
 def _losses(config: TrainConfig, dataset: Dataset) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,6 +12,7 @@ import tensorflow as tf
 
 from hpcdl.config.schema import DataConfig
 from hpcdl.core.errors import UsageError
+from hpcdl.core.protocols import Communicator
 from hpcdl.data.format.dataset import Dataset
 from hpcdl.data.read.pipeline import Augmentation, batch_spec
 from hpcdl.models.load import ASKED, call, kind_of, user_function
@@ -43,6 +46,45 @@ def preprocessed(dataset: Dataset, config: DataConfig) -> Dataset:
         return _checked(builder, call(builder, function, arguments), inputs, targets)
 
     return replace(dataset, preprocess=apply)
+
+
+def doubts(dataset: Dataset, config: DataConfig, workers: Communicator) -> list[str]:
+    """Return a line if the user's function holds other numbers at each trace, or on another rank. Collective.
+
+    What NumPy draws inside it is drawn once, and then a constant of the graph.
+    """
+    if not config.preprocess:
+        return []
+    first, again = _constants(dataset), _constants(dataset)
+    digests = workers.allgather_json([first, again])
+    remedy = "draw by tf.random.stateless_uniform or _normal with the argument seed"
+    if any(first != again for first, again in digests):
+        return [
+            f"preprocess {config.preprocess!r} draws random numbers once, and all batches get the same, as with "
+            f"numpy.random inside it; {remedy}"
+        ]
+    odd = next((rank for rank, pair in enumerate(digests) if pair != digests[0]), None)
+    if odd is None:
+        return []
+    return [
+        f"preprocess {config.preprocess!r} holds other numbers on rank {odd} than on rank 0, as with numpy.random in "
+        "its file; give the generator a seed, as numpy.random.default_rng(0)"
+    ]
+
+
+def _constants(dataset: Dataset) -> str:
+    """Return a digest of the constants of the user's function; their names and order may differ."""
+    inputs, targets = batch_spec(replace(dataset, preprocess=None, scale="0..1"))
+
+    def apply(inputs: Any, targets: Any, seed: Any) -> Any:
+        assert dataset.preprocess is not None
+        return dataset.preprocess(inputs, targets, training=True, seed=seed)
+
+    traced = tf.function(apply, autograph=False).get_concrete_function(inputs, targets, tf.TensorSpec((2,), tf.int64))
+    graph = traced.graph.as_graph_def()
+    nodes = itertools.chain(graph.node, *(function.node_def for function in graph.library.function))
+    values = [node.attr["value"].tensor.SerializeToString(deterministic=True) for node in nodes if node.op == "Const"]
+    return hashlib.sha256(b"".join(sorted(hashlib.sha256(value).digest() for value in values))).hexdigest()
 
 
 def _checked(builder: UserFunction, made: Any, inputs: Any, targets: Any) -> tuple[Any, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from hpcdl.comm.threads import ThreadCommunicator, run
 from hpcdl.config.schema import DataConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.data.format.dataset import Dataset, open_dataset
@@ -44,6 +46,21 @@ def fails(inputs, targets): return inputs["picture"], targets
 def asks(inputs, targets): return (inputs if inputs[0, 0, 0, 0] > 3 else -inputs), targets
 def more(inputs, targets, weather): return inputs, targets
 number = 3
+
+import threading
+import numpy as np
+of_file = {int(name.rpartition("-")[2]): 0.1 * place for place, name in enumerate(["x-0", "x-1"])}
+turns = keras.layers.RandomRotation(0.1)
+
+def drawn_once(inputs, targets):
+    return tf.cast(inputs, tf.float32) + np.random.default_rng().normal(size=(12, 10, 1)), targets
+
+def of_rank(inputs, targets):
+    return tf.cast(inputs, tf.float32) + of_file[int(threading.current_thread().name.rpartition("-")[2])], targets
+
+def drawn_by_step(inputs, targets, training):
+    turned = turns(tf.cast(inputs, tf.float32), training=training)
+    return tf.map_fn(lambda one: one + tf.random.uniform([]), turned), targets
 '''
 
 
@@ -212,3 +229,23 @@ def test_what_can_be_seen_before_a_run_starts(session_hpcdl: CommandLine, shards
     assert finished.code == 2 and "give one of them" in finished.err
     finished = session_hpcdl([*line, "--crop-padding", "28"])
     assert finished.code == 2 and "nothing of an image of 28x28; give less than 28" in finished.err
+
+
+@pytest.mark.parametrize(("name", "reported"), [
+    ("drawn_once", "draws random numbers once"), ("of_rank", "other numbers on rank 1 than on rank 0"),
+    ("halved", ""), ("seen", ""), ("drawn_by_step", ""),
+])  # fmt: skip
+def test_numbers_that_are_constants_of_the_graph_are_named(
+    source: Path, data: Dataset, name: str, reported: str
+) -> None:
+    """What NumPy draws inside the function is the same in every batch; what its file draws is each rank's own."""
+    from hpcdl.step.preprocess import doubts, preprocessed
+
+    config = own(f"{source}:{name}")
+
+    def doubted(group: ThreadCommunicator) -> list[str]:
+        threading.current_thread().name = f"rank-{group.rank}"
+        return doubts(preprocessed(data, config), config, group)
+
+    first, second = run(2, doubted)
+    assert first == second and len(first) == bool(reported) and reported in "".join(first)

@@ -362,6 +362,8 @@ _SAVED_MODELS = {".keras": b"PK", ".h5": b"\x89HDF", ".hdf5": b"\x89HDF"}
 def check_saved_model(path: Path) -> None:
     """Raise UsageError if --init-weights names no loadable model; a pipe, for example, would block every rank."""
     begins_with = _SAVED_MODELS.get(path.suffix)
+    if path.is_dir():
+        raise UsageError(f"--init-weights {path}: a folder; give a .keras file, as {path / 'model.keras'} of a run")
     try:
         with open_regular(path) as file:
             holds_model = begins_with is not None and file.read(len(begins_with)) == begins_with

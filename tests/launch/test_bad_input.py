@@ -41,6 +41,7 @@ BASE = ["train", "--model", "lenet", "--strategy", "ring"]
         (["--init-weights", "/dev/zero"], 2, "it is a device, not a file"),
         (["--init-weights", "gone.keras"], 2, "No such file"),
         (["--init-weights", __file__], 2, "not a saved model"),
+        (["--init-weights", "."], 2, "a folder; give a .keras file, as model.keras of a run"),
         (["--learning-rate", "nan"], 2, "not a finite number"),
         (["--loss", "crossentropy"], 2, "unknown loss 'crossentropy'; did you mean 'cross-entropy'?"),
         (["--loss", "mse", "--metrics", "mean_error"], 2, "unknown metric 'mean_error'; did you mean"),

@@ -310,7 +310,11 @@ ONE_WORD = "a,y\n" + "".join(f"{n}.5,{n % 5}\n" for n in range(50))
 TWO_WAYS = "'007' and '7' are one number, written in two ways.*--target-kind class"
 NO_LABEL = "'' is among the classes: one of them, or a label that is missing"
 LEVELS = "'cats', 'dogs' hold no pictures but the folders 'a', 'b': which are the classes.*--target-kind class"
+CAPTIONS = [f"{who} {what} on the {where}." for who, what, where in zip("abcde", "vwxyz", "klmno", strict=True)]
+CAPTION = "5 different texts, such as .* captions or answers, or classes.*--target-kind class"
 SILENT: dict[str, tuple[Save, dict[str, Any], str]] = {
+    "captions in a list of pictures": (table(lines(CAPTIONS)), {}, CAPTION),
+    "captions in a column": (columns(a=list("abcde"), y=CAPTIONS), {"input": "a", "target": "y"}, CAPTION),
     "a label of nothing in a column": (columns(a=Y, y=["u", ""] * 4), {"target": "y"}, NO_LABEL),
     "a label of nothing in an archive": (labelled("u", "", "v"), {}, NO_LABEL),
     "a word far down a target": (table(f"{ONE_WORD}0.5,unknown\n", "t.csv"), {}, f"y holds {A_WORD}"),

@@ -21,6 +21,8 @@ _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _JOINT = re.compile(r"(?<=[^\W\d_])[\s_-]+(?=[^\W\d_])")
 """What joins words of a name."""
 _YES, _NO = frozenset({"yes", "y", "true", "t", "1"}), frozenset({"no", "n", "false", "f", "0"})
+_SENTENCE = 4
+"""Words of a sentence, at least."""
 _FEW_FOLDERS = 3
 """A folder is made on purpose, unlike a cell of a table: among so few of them a word is a class."""
 _LIST = re.compile(r"\[.*\]|\(.*[, ].*\)|\{.*\}|-?[0-9]+(?:[ ,]+-?[0-9]+)+", re.DOTALL)
@@ -56,6 +58,19 @@ def ask_of_unlabelled(names: Sequence[str], counts: Mapping[str, Counts], where:
             f"{where}: {counted(count, 'label')} of -1 beside {some(name for name in names if name != '-1')}: a class, "
             "or no label? Take such samples out of the source, or give --target-kind class for a class"
         )
+
+
+def ask_of_sentences(names: Sequence[str], counts: Mapping[str, Counts], where: str) -> None:
+    """Raise SourceError if most classes are sentences, and few of them occur again: captions, answers, translations."""
+    sentence = next((name for name in names if len(name.split()) >= _SENTENCE), None)
+    most = 2 * sum(len(name.split()) >= _SENTENCE for name in names) > len(names)
+    if sentence is None or not most or 2 * len(names) <= sum(int(split.sum()) for split in counts.values()):
+        return
+    raise SourceError(
+        f"{where}: {len(names)} different texts, such as {shown(sentence)}: captions or answers, or classes? Texts as "
+        "targets need numbers of their words (in HDF5 or .npz, or by --reader FILE.py:NAME); for classes give "
+        "--target-kind class"
+    )
 
 
 def _twins(names: Sequence[str]) -> Iterator[str]:

@@ -40,6 +40,7 @@ from hpcdl.data.sources.checks.series import step_of_windows
 from hpcdl.data.sources.reader.source import user_reader
 from hpcdl.data.write.classes import (
     ask_of_names,
+    ask_of_sentences,
     ask_of_unlabelled,
     check_names,
     remarks_on_counts,
@@ -223,6 +224,7 @@ def _with_counts(facts: SourceFacts, by_split: Mapping[str, Counts], source: str
         return dataclasses.replace(facts, remarks=[*facts.remarks, *lines])
     if asks:
         ask_of_unlabelled(facts.class_names, by_split, source)
+        ask_of_sentences(facts.class_names, by_split, source)
     remarks = [*remarks_on_order(facts.class_names), *remarks_on_counts(facts.class_names, by_split)]
     return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
 

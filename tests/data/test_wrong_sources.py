@@ -379,9 +379,28 @@ def test_wrong_sources_are_refused_with_their_reason_and_leave_nothing(name: str
         ("a.nii.gz", b"\x1f\x8b", "it is a NIfTI file: give a reader of your own"),
         ("a.csv.gz", b"\x1f\x8b", "it is packed with gzip: unpack it"),
         ("scan", bytes(128) + b"DICM", "it is a DICOM file: give a reader of your own"),
+        ("a.csv.bz2", b"BZh9", "it is packed with bzip2: unpack it"),
+        ("a.arff", b"@relation iris\n@attribute a numeric\n@data\n1\n", "it is ARFF: save the lines below @data"),
+        ("a1a", b"-1 3:1 11:0.5\n+1 4:1e-3\n", "it is LIBSVM's: x, y = sklearn.datasets.load_svmlight_file"),
+        ("a.jpg", b"\xff\xd8\xff\xe0", "it is one image: give the folder"),
+        ("a.json", b"[{}]", "it is JSON: convert rows with pandas"),
     ],
 )
 def test_single_files_of_known_formats_are_named(name: str, head: bytes, what: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(head + bytes(300))
     with pytest.raises(SourceError, match=f"has no format that hpcdl reads; {what}"):
         recognise(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("names", "what"),
+    [
+        (["a.csv.gz", "b.csv.gz"], "of its file a.csv.gz: it is packed with gzip: unpack it"),
+        (["1.nii.gz"], "of its file 1.nii.gz: it is a NIfTI file: give a reader"),
+    ],
+)
+def test_folders_of_files_of_one_known_format_are_named(names: list[str], what: str, tmp_path: Path) -> None:
+    for name in names:
+        (tmp_path / name).write_bytes(b"\x1f\x8b" + bytes(300))
+    with pytest.raises(SourceError, match=f"has no format that hpcdl reads; {what}"):
+        recognise(str(tmp_path))

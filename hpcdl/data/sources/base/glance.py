@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from pathlib import Path, PurePath
 
 from hpcdl.core.errors import SourceError
@@ -78,6 +79,13 @@ _OWN = {"a numpy array": "numpy", "an HDF5 file": "hdf5", "a Parquet file": "par
 
 _GZIP = b"\x1f\x8b"
 _REMEDIES = {
+    b"BZh": "it is packed with bzip2: unpack it (bunzip2)",
+    b"\xfd7zXZ": "it is packed with xz: unpack it (unxz)",
+    b"\x28\xb5\x2f\xfd": "it is packed with Zstandard: unpack it (unzstd)",
+    b"7z\xbc\xaf\x27\x1c": "it is an archive: unpack it (7z x)",
+    b"Rar!": "it is an archive: unpack it (unrar x)",
+    b"GRIB": "it is GRIB: save it as netCDF-4 (cdo -f nc4 copy OLD NEW)",
+    b"\x0e\x03\x13\x01": "it is HDF4: save it as HDF5 (h4toh5 OLD NEW)",
     _GZIP: "it is packed with gzip: unpack it (gunzip)",
     b"MATLAB 5.0": "it is a MATLAB file of version 5: save it with -v7.3",
     b"CDF\x01": "it is netCDF-3: save it as netCDF-4 (nccopy -k nc4 OLD NEW)",
@@ -89,11 +97,21 @@ _SHEET = "it is a spreadsheet: save its sheet as CSV"
 _BY_PANDAS = "convert it with pandas: pandas.{reader}(OLD{more}).to_parquet(NEW)"
 _PICKLE = "it may be a pickle, which can run any code when it is read: save its arrays with numpy.savez"
 _DATABASE = "it is a database: write a table of it as CSV"
+_LIBSVM = (
+    "it is LIBSVM's: x, y = sklearn.datasets.load_svmlight_file(OLD); numpy.savez(NEW, x=x.toarray(), y=y) makes arrays"
+)
+_LIBSVM_LINE = re.compile(rb"[-+0-9.eE,]+(?: [0-9]+:[-+0-9.eE]+)+ ?(?:\s|$)")
+"""A label, and pairs of a column's number and value."""
 _REMEDIES_BY_SUFFIX = {
     **dict.fromkeys((".xlsx", ".xls", ".ods"), _SHEET),
     **dict.fromkeys((".feather", ".arrow"), _BY_PANDAS.format(reader="read_feather", more="")),
     **dict.fromkeys((".jsonl", ".ndjson"), _BY_PANDAS.format(reader="read_json", more=", lines=True")),
     ".zip": "it is an archive without images: unpack it, and give the folder or one of its files",
+    ".json": "it is JSON: convert rows with pandas: pandas.read_json(OLD).to_parquet(NEW)",
+    ".arff": "it is ARFF: save the lines below @data as .csv, with a first line that names the columns",
+    **dict.fromkeys((".svm", ".libsvm", ".svmlight"), _LIBSVM),
+    **dict.fromkeys((".rds", ".rda", ".rdata"), "it is a file of R: write a data frame as CSV (write.csv)"),
+    ".mdb": "it is LMDB: give a reader of your own (--reader FILE.py:NAME)",
     ".orc": _BY_PANDAS.format(reader="read_orc", more=""),
     ".dta": _BY_PANDAS.format(reader="read_stata", more=""),
     ".sav": _BY_PANDAS.format(reader="read_spss", more=""),
@@ -108,7 +126,10 @@ def remedy_for(path: Path) -> str:
     with open_regular(path) as file:
         head = file.read(HEAD_BYTES)
     by_head = next((remedy for mark, remedy in _REMEDIES.items() if head.startswith(mark)), "")
+    by_head = by_head or (_LIBSVM if _LIBSVM_LINE.match(head) else "")
     kind, remedy = _kind(path.name, head), by_head or _REMEDIES_BY_SUFFIX.get(path.suffix.lower(), "")
+    if is_image_head(head):
+        return "it is one image: give the folder that holds a folder of images for each class"
     packed = remedy == _REMEDIES[_GZIP] and path.name.lower().endswith(".nii.gz")
     if kind and kind not in (*_OWN, "a zip archive") and (packed or not remedy):
         return f"it is {kind}: give a reader of your own (--reader FILE.py:NAME)"

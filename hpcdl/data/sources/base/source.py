@@ -259,10 +259,21 @@ def recognise(location: str) -> str:
                 _ask_of_images_beside(path, name)
                 _ask_of_two(path, name)
                 return name
-        if path.is_file() and (remedy := remedy_for(path)):
+        if remedy := remedy_for(path) if path.is_file() else _remedy_for_all(path):
             raise SourceError(f"{location} has no format that hpcdl reads; {remedy}")
         advice = _one_of(path)
     raise SourceError(f"cannot tell the format of {location}; give --format, one of: {', '.join(SOURCES)}{advice}")
+
+
+def _remedy_for_all(folder: Path) -> str:
+    """Return what the first files of a folder are that no source reads, and what to do, if that is one for all."""
+    files = (file for file in files_of(folder) if not file.name.startswith("."))
+    first = list(itertools.islice(files, _LOOKED_INTO))
+    if any(file.name.lower().endswith(IMAGE_SUFFIXES) for file in first):
+        return ""  # has advice of its own
+    remedies = {remedy_for(file) for file in first}
+    remedy = remedies.pop() if len(remedies) == 1 else ""
+    return f"of its file {first[0].name}: {remedy}" if remedy else ""
 
 
 def _one_of(path: Path) -> str:

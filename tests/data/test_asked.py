@@ -747,13 +747,14 @@ def test_values_that_would_be_lost_are_refused(tmp_path: Path) -> None:
         make(tmp_path / "two", tmp_path / "two-out")
 
 
-def test_a_damaged_png_is_not_packed_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["encoded", "raw"])
+def test_a_damaged_png_is_not_packed(encoding: str, tmp_path: Path) -> None:
     good = png(RANDOM.integers(0, 256, (40, 40, 3), dtype=np.uint8))
     bad = bytearray(good)
     bad[len(bad) // 2 : len(bad) // 2 + 50] = bytes(50)
     source = both(file("a/1.png", good), file("a/2.png", bytes(bad)))(tmp_path)
     with pytest.raises(HpcdlError, match=r"a/2\.png: damaged image: the checksum of its part IDAT is wrong"):
-        make(source, tmp_path / "out", encoding="encoded")
+        make(source, tmp_path / "out", encoding=encoding)
 
 
 REASONS: dict[str, tuple[Save, str]] = {

@@ -404,3 +404,22 @@ def test_folders_of_files_of_one_known_format_are_named(names: list[str], what: 
         (tmp_path / name).write_bytes(b"\x1f\x8b" + bytes(300))
     with pytest.raises(SourceError, match=f"has no format that hpcdl reads; {what}"):
         recognise(str(tmp_path))
+
+
+def flipped(path: Path, part: bytes) -> Path:
+    content = bytearray(path.read_bytes())
+    content[content.index(part)] ^= 64
+    path.write_bytes(content)
+    return path
+
+
+def test_flipped_bits_of_arrays_are_found_where_the_format_has_checksums(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=X, y=Y)
+    with pytest.raises(SourceError, match=r"a\.npz: x\.npy is damaged: Bad CRC-32"):
+        make(flipped(tmp_path / "a.npz", X.tobytes()[:8]), tmp_path / "out")
+    table = pa.table({"a": X[:, 0], "y": Y})
+    plain = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
+    pq.write_table(table, tmp_path / "a.parquet", **plain)
+    path = flipped(tmp_path / "a.parquet", X[:, 0].tobytes()[:8])
+    with pytest.raises(SourceError, match="CRC checksum verification failed"):
+        make(path, tmp_path / "out", target="y", target_kind="regression")

@@ -373,10 +373,9 @@ class NumpySource(FieldSource):
                     # Name and extra field of the local header; the directory's may have other lengths (APPNOTE.TXT,
                     # section 4.3.7).
                     lengths = struct.unpack("<HH", file.read(4).ljust(4, b"\0"))
-                return self._rows_first(
-                    name.removesuffix(".npy"),
-                    *_stored(self._location, max(0, member.header_offset) + 30 + sum(lengths), shown),
-                )
+                found = _stored(self._location, max(0, member.header_offset) + 30 + sum(lengths), shown)
+                _check_sum(archive, member, shown)
+                return self._rows_first(name.removesuffix(".npy"), *found)
             if member.compress_type != zipfile.ZIP_DEFLATED:  # for others Python unpacks all to read a part
                 raise SourceError(f"{shown} is packed in another way than numpy does; use numpy.savez_compressed")
             unpacked = self._work / f"{next(self._unpacked)}.npy"
@@ -411,6 +410,16 @@ def _opened(path: Path) -> zipfile.ZipFile:
         return zipfile.ZipFile(path)
     except (OSError, *_DAMAGED) as error:
         raise SourceError(f"{path} is not a .npz archive: {_one_line(error)}") from error
+
+
+def _check_sum(archive: zipfile.ZipFile, member: zipfile.ZipInfo, shown: str) -> None:
+    """Raise SourceError unless a member has its CRC, which reading it in place would not look at."""
+    try:
+        with archive.open(member) as content:
+            while content.read(1 << 20):
+                pass
+    except (OSError, RuntimeError, *_DAMAGED) as error:
+        raise SourceError(f"{shown} is damaged: {_one_line(error)}; fetch or save it again") from error
 
 
 def _one_line(error: Exception) -> str:

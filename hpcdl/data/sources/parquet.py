@@ -105,7 +105,9 @@ class _Table:
 
     def _file(self, path: Path) -> Any:
         # pre_buffer would read a row group's whole column ahead, whatever the buffer's size.
-        return _pyarrow()[1].ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+        return _pyarrow()[1].ParquetFile(
+            path, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True
+        )
 
 
 def _row_bytes(metadata: Any, name: str) -> int:

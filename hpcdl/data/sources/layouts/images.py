@@ -33,6 +33,7 @@ except ImportError:  # without hpcdl[jpeg] Pillow decodes everything: the same p
 
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+_PNG = b"\x89PNG\r\n\x1a\n"
 _PAGED = ("TIFF", "GIF", "WEBP", "PNG")
 """Formats whose files may hold several images; a stereo JPEG (MPO) counts as its first image."""
 _DEEP = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N", "F"})
@@ -246,6 +247,7 @@ def decode(
     """
     array: npt.NDArray[Any] | None = _plain_jpeg(content, size, channels) if dtype == "uint8" else None
     if array is None or (size is not None and array.shape[:2] != size):
+        _check_pixels(content)
         with _opened(content, array) as image:
             _check_kept(_head(image), dtype, asked or image.mode == "CMYK")
             if size is not None and dtype == "uint8":
@@ -262,6 +264,7 @@ def decode(
 
 def decode_mask(content: Content, *, size: tuple[int, int] | None) -> npt.NDArray[Any]:
     """Return a mask's numbers as in the file: palette indices, grey values or colours; scaling never mixes them."""
+    _check_pixels(content)
     with _opened(content) as image:
         head = _head(image)
         if head.odd:
@@ -287,6 +290,7 @@ def picture(content: Content, *, mask: bool) -> npt.NDArray[Any]:
     """Return the pixels of an image file that is a field beside others: colours, or with `mask` the file's numbers."""
     if mask:
         return decode_mask(content, size=None)
+    _check_pixels(content)
     with _opened(content) as image:
         head = _head(image)
         if head.odd:
@@ -347,7 +351,7 @@ def check_encoded(content: Content, *, decodes: bool = False) -> None:
     # Zeros may follow the end mark, as padding.
     head, tail = bytes(content[:8]), bytes(content[-64:]).rstrip(b"\0")
     jpeg = head.startswith(b"\xff\xd8\xff")
-    if not jpeg and not head.startswith(b"\x89PNG\r\n\x1a\n"):
+    if not jpeg and head != _PNG:
         raise UnreadableSample("neither JPEG nor PNG; encoded shards take no other files, use --encoding raw")
     if not jpeg:
         _check_png(memoryview(content))
@@ -357,22 +361,36 @@ def check_encoded(content: Content, *, decodes: bool = False) -> None:
 
 def _check_png(content: memoryview) -> None:
     """Raise UnreadableSample unless every chunk up to the end has its CRC (PNG specification, section 5.3)."""
+    for kind, data in _parts_of_png(content):
+        # Bit depth follows width and height (section 11.2.2).
+        if kind == b"IHDR" and len(data) == 13 and data[8] == 16:
+            raise UnreadableSample("it has 16 bits a pixel, of which training would read 8; use --encoding raw")
+        if kind == b"IEND":
+            return
+    raise UnreadableSample("damaged image: it is cut short")
+
+
+def _parts_of_png(content: memoryview) -> Iterator[tuple[bytes, memoryview]]:
+    """Yield type and data of each whole chunk of a PNG; UnreadableSample for a wrong CRC."""
     chunk_start = 8
     # Length, type and CRC of a chunk have 4 bytes each; the data are between type and CRC.
     while chunk_start + 12 <= len(content):
         length = int.from_bytes(content[chunk_start : chunk_start + 4])
         kind, end = bytes(content[chunk_start + 4 : chunk_start + 8]), chunk_start + 8 + length
         if end + 4 > len(content):
-            break
+            return
         if zlib.crc32(content[chunk_start + 4 : end]) != int.from_bytes(content[end : end + 4]):
             raise UnreadableSample(f"damaged image: the checksum of its part {kind.decode('latin-1')} is wrong")
-        # Bit depth follows width and height (section 11.2.2).
-        if kind == b"IHDR" and length == 13 and content[chunk_start + 16] == 16:
-            raise UnreadableSample("it has 16 bits a pixel, of which training would read 8; use --encoding raw")
-        if kind == b"IEND":
-            return
+        yield kind, content[chunk_start + 8 : end]
         chunk_start = end + 4
-    raise UnreadableSample("damaged image: it is cut short")
+
+
+def _check_pixels(content: Content) -> None:
+    """Raise UnreadableSample if a PNG's checksums say that its pixels are damaged, which Pillow does not look at."""
+    if bytes(content[:8]) == _PNG:
+        for kind, _ in _parts_of_png(memoryview(content)):
+            if kind == b"IEND":
+                return
 
 
 @contextlib.contextmanager

@@ -455,8 +455,10 @@ def test_a_damaged_zip_archive_is_named(tmp_path: Path) -> None:
     content = bytearray(source.read_bytes())
     content[60] ^= 255
     source.write_bytes(content)
-    with pytest.raises(SourceError, match=r"a\.zip cannot be unpacked"):
+    with pytest.raises(SourceError, match=r"a\.zip: 'a/0\.png' cannot be unpacked: .*or give --on-error skip"):
         make(source, tmp_path / "out")
+    manifest = make(source, tmp_path / "out", on_error="skip")
+    assert (manifest.splits["all"].num_samples, list(manifest.skipped)) == (1, ["a/0.png"])
 
 
 def test_pictures_of_every_split_are_taken_and_unused_arrays_reported(tmp_path: Path) -> None:

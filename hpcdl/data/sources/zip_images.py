@@ -78,17 +78,24 @@ class ZipSource(FieldSource):
         members: dict[str, list[tuple[zipfile.ZipInfo, str]]] = {}
         for (member, _), (split, label) in zip(pictures, classes, strict=True):
             members.setdefault(split, []).append((member, label))
-        self.sample_names = {split: [member.filename for member, _ in own] for split, own in members.items()}
+        skipped: list[str] = []
+        self.sample_names = {}
         for number, (split, own) in enumerate(members.items()):
             path = self._work / f"images.{number}"
-            entries = []
+            entries, names = [], []
             with path.open("wb") as file:
                 for member, label in own:
-                    content = self._content(archive, member)
+                    content = self._whole(archive, member)
+                    if content is None:
+                        skipped.append(member.filename)
+                        continue
+                    names.append(member.filename)
                     entries.append((file.tell(), len(content), label))
                     file.write(content)
-            listed.add_file(split, path, entries)
-        facts = listed.facts()
+            if entries:
+                listed.add_file(split, path, entries)
+                self.sample_names[split] = names
+        facts = dataclasses.replace(listed.facts(), skipped=skipped)
         if others:
             return dataclasses.replace(facts, remarks=[*facts.remarks, f"left out, no pictures: {some(others)}"])
         return facts
@@ -103,6 +110,18 @@ class ZipSource(FieldSource):
                     "last: unpack the archive, and shard the folder"
                 )
             seen.add(member.filename)
+
+    def _whole(self, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes | None:
+        """Return the content of a member; None if it is damaged and --on-error is skip."""
+        try:
+            return self._content(archive, member)
+        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+            if not self._spec.checks:
+                return None
+            raise SourceError(
+                f"{self._location}: {shown(member.filename)} cannot be unpacked: {' '.join(str(error).split())[:200]}; "
+                "fetch the archive again, or give --on-error skip"
+            ) from error
 
     def _content(self, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
         if member.file_size > MOST_SAMPLE_BYTES:

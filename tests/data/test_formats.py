@@ -531,3 +531,16 @@ def test_files_of_one_split_with_other_arrays_are_taken_together(num_labels: int
     manifest = make(source, tmp_path / "out")
     assert {split: own.num_samples for split, own in manifest.splits.items()} == {"train": 12, "val": 6}
     assert any("taken together, row by row" in line for line in manifest.understood)
+
+
+def test_an_input_and_a_target_in_files_of_their_own_are_taken_together(tmp_path: Path) -> None:
+    x, y = np.arange(40, dtype=np.float32).reshape(20, 2), np.arange(20) % 2
+    np.savez(tmp_path / "x.npz", x=x)
+    np.savez(tmp_path / "y.npz", y=y)
+    manifest = make(tmp_path, tmp_path / "out")
+    assert manifest.splits["all"].num_samples == 20 and [field.name for field in manifest.fields] == ["x", "y"]
+    # Files of several arrays are parts of one whole, whatever the case of their names.
+    np.savez(tmp_path / "x.npz", x=x, y=y)
+    np.savez(tmp_path / "y.npz", X=x, Y=y)
+    with pytest.raises(SourceError, match="the split all has no"):
+        make(tmp_path, tmp_path / "other")

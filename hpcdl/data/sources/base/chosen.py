@@ -186,7 +186,8 @@ def divided(
     if len(parts) > 1 and spec.split_names != IGNORE:
         joined = _joined(parts)
         if len(joined) < len(parts):
-            remarks.append("the files of a split hold different arrays: they are taken together, row by row")
+            whose = "" if parts[0].split == UNSPLIT else " of a split"
+            remarks.append(f"the files{whose} hold different arrays: they are taken together, row by row")
         return _named_alike(joined)
     if len(parts) != 1 or parts[0].split != UNSPLIT or spec.split_names == IGNORE:
         return list(parts)
@@ -241,11 +242,17 @@ def remark_on_train(names: Iterable[str]) -> str:
 
 
 def _joined(parts: Sequence[ArrayGroup]) -> list[ArrayGroup]:
-    """Return one part for each split whose files hold different arrays, such as train_x.h5 beside train_y.h5."""
+    """Return one part for each split whose files hold different arrays, such as train_x.h5 beside train_y.h5.
+
+    Without splits each file must hold one array alone: else a file may have another case of names (x, X).
+    """
     arrays: dict[str, dict[str, FoundArray]] = {}
     for part in parts:
         arrays.setdefault(part.split, {}).update(part.arrays)
-    if UNSPLIT in arrays or sum(map(len, arrays.values())) < sum(len(part.arrays) for part in parts):
+    alone = all(len(part.arrays) == 1 for part in parts) and len({*map(str.lower, arrays.get(UNSPLIT, ()))}) == len(
+        parts
+    )
+    if (UNSPLIT in arrays and not alone) or sum(map(len, arrays.values())) < sum(len(part.arrays) for part in parts):
         return list(parts)
     return [ArrayGroup(split=split, arrays=own) for split, own in arrays.items()]
 

@@ -335,6 +335,27 @@ def test_a_column_that_orders_as_the_target_is_shown(
 
 
 @pytest.mark.parametrize(
+    ("target", "line"),
+    [
+        (lambda a, b, c: a + c, "y: it is 'a' + 'c' in all rows seen"),
+        (lambda a, b, c: b - a + 5, "y: it is 'b' - 'a' in all rows seen"),
+        (lambda a, b, c: round(a * b / c**2, 3), "y: it is 'a' * 'b' / 'c'^2 in all rows seen"),
+        (lambda a, b, c: a + 2 * b + c, ""),
+        (lambda a, b, c: a + c + b % 3, ""),
+        (lambda a, b, c: a**1.5 * c, ""),
+    ],
+)
+def test_sums_and_products_of_columns_that_are_the_target_are_shown(
+    target: Callable[[float, float, float], float], line: str, tmp_path: Path
+) -> None:
+    numbers = np.random.default_rng(3).uniform(1, 9, (200, 3)).round(2)
+    rows = [f"{a},{b},{c},{target(a, b, c)}" for a, b, c in numbers.tolist()]
+    (tmp_path / "t.csv").write_text("\n".join(["a,b,c,y", *rows]) + "\n")
+    understood = " ".join(make(tmp_path / "t.csv", tmp_path / "out").understood)
+    assert (line in understood) if line else "it is" not in understood
+
+
+@pytest.mark.parametrize(
     ("column", "line"),
     [
         (lambda row: 7, "x: the column 'b' is 7 in all rows seen"),

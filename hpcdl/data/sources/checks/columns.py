@@ -23,6 +23,9 @@ _FEWEST_ROWS, _SAME = 10, 1e-4
 _LEAST_ORDERED, _LEAST_RANKS, _ALIKE = 100, 20, 0.999
 """Rows and different numbers from which on a column's order is compared with the target's, and the rank correlation
 from which on these orders are said to be one."""
+_MOST_COMBINED, _ROWS_COMBINED, _EXACT, _HIGHEST_POWER = 64, 2000, 0.01, 3
+"""Columns and rows in which sums and products that are the target are sought; how near they are to it, in standard
+deviations, and their factors to 1; and the highest power of a factor."""
 _SERIES = re.compile(r"(?:series|session|recording|episode|trajectory|sequence)(?:_?(?:nr|no|number))?")
 """Names of columns of numbers that say which rows are one series."""
 
@@ -117,7 +120,64 @@ def remarks_on_repeated_targets(facts: SourceFacts, packed: Sequence[str]) -> li
                 f"{item.name}: {what} the column {some(ordered)}: made from the target, or known only with it? If so, "
                 f"give --leave-out {typed(ordered[0])}"
             )
+        widths = collections.Counter(packed)
+        numbers = {name: own for name, own in rest if widths[name] == 1 and name not in ordered}
+        if formula := "" if classes else _formula(numbers, goal):
+            remarks.append(
+                f"{item.name}: it is {formula} in all rows seen: columns made from the target, or known only with it? "
+                "If so, leave them out by --leave-out"
+            )
     return remarks
+
+
+def _formula(columns: Mapping[str, Array], goal: Array) -> str:
+    """Return the sum, difference, product or ratio of columns that `goal` is; empty if there is none."""
+    if not 2 <= len(columns) <= _MOST_COMBINED:
+        return ""
+    values, goal = np.stack([*columns.values()], 1)[:_ROWS_COMBINED].astype(np.float64), goal[:_ROWS_COMBINED]
+    kept = np.isfinite(values).all(1) & np.isfinite(goal)
+    values, goal, names = values[kept], goal[kept], [*columns]
+    if len(goal) < max(_FEWEST_ROWS, 3 * len(columns)):
+        return ""
+    added = dict(zip(names, _weights(values, goal).tolist(), strict=True))
+    used = {name: weight for name, weight in added.items() if weight}
+    first = next(iter(used.values()), 0.0)
+    if len(used) > 1 and all(abs(abs(weight / first) - 1) < _EXACT for weight in used.values()):
+        multiple = "" if abs(abs(first) - 1) < _EXACT else "a multiple of "
+        signs = [(shown(name), weight > 0) for name, weight in used.items()]
+        signs.sort(key=lambda pair: not pair[1])
+        terms = "".join(f" {'+' if plus else '-'} {name}" for name, plus in signs)
+        return multiple + terms.removeprefix(" + ").strip()
+    positive = [at for at in range(len(names)) if (values[:, at] > 0).all()]
+    if len(positive) < 2 or not (goal > 0).all():
+        return ""
+    powers = _weights(np.log(values[:, positive]), np.log(goal))
+    used = {names[at]: power for at, power in zip(positive, powers.tolist(), strict=True) if power}
+    whole = all(
+        abs(power - round(power)) < _EXACT and 0 < abs(round(power)) <= _HIGHEST_POWER for power in used.values()
+    )
+    if len(used) < 2 or not whole:
+        return ""
+    by_power = sorted(used.items(), key=lambda pair: -pair[1])
+    factors = [shown(name) + (f"^{abs(round(power))}" if abs(round(power)) > 1 else "") for name, power in by_power]
+    marks = ["*" if power > 0 else "/" for _, power in by_power]
+    product = "".join(f" {mark} {factor}" for mark, factor in zip(marks, factors, strict=True))
+    return f"{'1' if marks[0] == '/' else ''}{product}".removeprefix(" * ")
+
+
+def _weights(values: Array, goal: Array) -> Array:
+    """Return the weights of columns (rows, columns) whose sum is `goal` but for an offset; zeros if there are none."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        spread, own = values.std(0), goal.std()
+    if not own or not np.isfinite([*spread, own]).all():
+        return np.zeros(values.shape[1])
+    scaled = (values - values.mean(0)) / np.where(spread > 0, spread, 1)
+    weights = np.linalg.lstsq(scaled, (goal - goal.mean()) / own, rcond=None)[0]
+    rest = (goal - goal.mean()) / own - scaled @ weights
+    if rest.std() > _EXACT:
+        return np.zeros(values.shape[1])
+    found: Array = np.where(np.abs(weights) > _EXACT, weights * own / np.where(spread > 0, spread, 1), 0)
+    return found
 
 
 def remarks_on_targets_in_turn(facts: SourceFacts) -> list[str]:

@@ -312,7 +312,10 @@ NO_LABEL = "'' is among the classes: one of them, or a label that is missing"
 LEVELS = "'cats', 'dogs' hold no pictures but the folders 'a', 'b': which are the classes.*--target-kind class"
 CAPTIONS = [f"{who} {what} on the {where}." for who, what, where in zip("abcde", "vwxyz", "klmno", strict=True)]
 CAPTION = "5 different texts, such as .* captions or answers, or classes.*--target-kind class"
+PATHS = "holds names of files, such as 'a/0.png', and no content of theirs"
 SILENT: dict[str, tuple[Save, dict[str, Any], str]] = {
+    "paths of pictures in a column": (columns(image=[f"a/{n}.png" for n in range(8)], y=[0, 1] * 4), {}, PATHS),
+    "paths of pictures in an array": (arrays(a={"x": [f"a/{n}.png" for n in range(8)], "y": Y}), {}, PATHS),
     "captions in a list of pictures": (table(lines(CAPTIONS)), {}, CAPTION),
     "captions in a column": (columns(a=list("abcde"), y=CAPTIONS), {"input": "a", "target": "y"}, CAPTION),
     "a label of nothing in a column": (columns(a=Y, y=["u", ""] * 4), {"target": "y"}, NO_LABEL),

@@ -8,10 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from hpcdl.core.errors import SourceError, shown
 from hpcdl.data.format.manifest import Field, is_picture
+from hpcdl.data.sources.base.glance import IMAGE_SUFFIXES
 from hpcdl.data.sources.base.labels import FEW_CLASSES
 from hpcdl.data.sources.base.placed import PlacedArray
 from hpcdl.data.sources.base.source import Array
+from hpcdl.data.sources.base.splits import typed
 from hpcdl.data.sources.base.values import FEWEST, MOST_ROWS, NUMBERS_SHOWN, is_plain
 
 COLOURS_READ, _SURE = 16 << 20, 5
@@ -20,6 +23,8 @@ _END = 0.15
 """The part of the range of pixels that is an end of it."""
 _COLOURS_DRAWN = 1 << 16
 """Most pixels of a piece of masks whose colours are counted."""
+_FILES = (*IMAGE_SUFFIXES, ".wav", ".flac", ".mp3", ".mp4", ".npy", ".npz", ".h5", ".dcm", ".nii", ".nii.gz", ".fits")
+"""Endings of files that hold a sample."""
 
 
 def colours_of(field: Field, arrays: Sequence[PlacedArray], splits: Sequence[str]) -> str:
@@ -138,3 +143,14 @@ def is_other_aspect(sides: Sequence[int], others: Sequence[int]) -> bool:
     """Return whether two pictures, (height, width) each, differ in their ratio by more than rounding a side does."""
     (height, width), (own_height, own_width) = sides, others
     return abs(height * own_width - width * own_height) > 2 * max(*sides, *others)
+
+
+def ask_of_files(path: str, texts: Sequence[str], where: str) -> None:
+    """Raise SourceError if all texts of an input are names of files, which hold what a model is to see."""
+    if not texts or not all(text.strip().lower().endswith(_FILES) for text in texts):
+        return
+    raise SourceError(
+        f"{where} holds names of files, such as {shown(texts[0])}, and no content of theirs: list images and labels in "
+        "a .csv (hpcdl docs own-table), or give a reader of your own (--reader FILE.py:NAME). For the names as text "
+        f"give --input {typed(path + '=NAME')}"
+    )

@@ -34,7 +34,7 @@ from hpcdl.data.sources.base.values import (
 from hpcdl.data.sources.checks.groups import remark_on_groups
 from hpcdl.data.sources.checks.numbers import as_fed, doubts, never_written, unscaled
 from hpcdl.data.sources.checks.pairing import ask_of_order, copies_of_targets, one_of_all
-from hpcdl.data.sources.checks.pictures import Palettes
+from hpcdl.data.sources.checks.pictures import Palettes, ask_of_files
 from hpcdl.data.sources.layouts.flat import MOST_ARRAY_BYTES, FlatFiles, add_numbered, stamp_of
 from hpcdl.data.sources.layouts.samples import Placed, check_counts, samples_of
 from hpcdl.data.sources.layouts.targets import Target
@@ -338,7 +338,10 @@ class FieldSource:
                     f"{name}: samples are {lengths.min()} to {lengths.max()} long, and zeros fill them{nothing}"
                 )
         kind = "text" if first.text else "numbers"
-        if first.text and (line := misread(next(first.string_chunks(), ())[:_TEXTS_SEEN])):
+        texts: list[str] = list(next(first.string_chunks(), ()))[:_TEXTS_SEEN] if first.text else []
+        if role == "input" and self._spec.asks and not self._spec.inputs:
+            ask_of_files(path, texts, where)
+        if line := misread(texts):
             remarks.append(f"{name}: {line}")
         return Field(name=name, role=role, dtype=dtype, shape=shape, kind=kind, variable=variable), arrays
 

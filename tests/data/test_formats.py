@@ -533,6 +533,20 @@ def test_files_of_one_split_with_other_arrays_are_taken_together(num_labels: int
     assert any("taken together, row by row" in line for line in manifest.understood)
 
 
+@pytest.mark.parametrize("names", [("trainX", "trainY"), ("Xtrain", "Ytrain"), ("trainData", "trainLabels")])
+def test_arrays_whose_split_is_a_part_of_a_word_are_splits(names: tuple[str, str], tmp_path: Path) -> None:
+    x, y = np.arange(40, dtype=np.float32).reshape(20, 2), np.arange(20) % 2
+    arrays = {
+        name.replace("train", split): own
+        for split in ("train", "test")
+        for name, own in zip(names, (x, y), strict=True)
+    }
+    np.savez(tmp_path / "a.npz", **arrays)
+    manifest = make(tmp_path / "a.npz", tmp_path / "out")
+    assert {split: own.num_samples for split, own in manifest.splits.items()} == {"train": 20, "test": 20}
+    assert [field.name for field in manifest.fields] == [name.replace("train", "") for name in names]
+
+
 def test_an_input_and_a_target_in_files_of_their_own_are_taken_together(tmp_path: Path) -> None:
     x, y = np.arange(40, dtype=np.float32).reshape(20, 2), np.arange(20) % 2
     np.savez(tmp_path / "x.npz", x=x)

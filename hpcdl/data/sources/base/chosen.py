@@ -13,7 +13,7 @@ from hpcdl.data.sources.base.labels import CLASS_LISTS
 from hpcdl.data.sources.base.names import is_id
 from hpcdl.data.sources.base.placed import ArrayGroup, FoundArray
 from hpcdl.data.sources.base.source import SourceSpec, knows
-from hpcdl.data.sources.base.splits import AUTO, IGNORE, left_out, names_division, some, split_in, typed
+from hpcdl.data.sources.base.splits import AUTO, IGNORE, beside_split, left_out, names_division, some, split_in, typed
 
 INPUT_NAMES = ("x", "images", "image", "data", "inputs", "input", "features", "samples", "text")
 TARGET_NAMES = ("y", "labels", "label", "targets", "target", "classes", "class", "masks", "mask")
@@ -289,7 +289,7 @@ def without_split(path: str) -> str:
 def _part_without_split(part: str) -> str:
     if split_in(part) is None:
         return part
-    kept = [piece for piece in re.split(r"([_.-]+)", part) if not split_in(piece)]
+    kept = [beside_split(piece) for piece in re.split(r"([_.-]+)", part)]
     if any(re.match(r"[^_.-]", piece) and piece.lower() != "set" for piece in kept):
         kept = [piece for piece in kept if piece.lower() != "set"]  # train_set_x
     return re.sub(r"[_.-]+", lambda match: match[0][0], "".join(kept)).strip("_.-")

@@ -33,8 +33,8 @@ _DIVISION = re.compile(r"(?:k?folds?|subsets?|partitions?|splits?|sets?)")
 """Words for any division of a data set."""
 _MEMBERS = re.compile(r"masks?|idxs?|indices|inds?|flags?")
 """Words for what says which samples are in a split: train_mask, test_idx."""
-# Words of a name by case, and its numbers: trainA is train and A, train2017 is train and 2017.
-_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+# Words of a name by case, and its numbers: trainA is train and A, train2017 train and 2017, xtrain x and train.
+_PARTS = re.compile(r"[XYxy](?=(?:train|valid|val|test)(?![a-z]))|[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _CLUTTER = re.compile(
     r"\..*|__MACOSX|@eaDir|\$RECYCLE\.BIN|System Volume Information|lost\+found|Thumbs\.db|desktop\.ini"
 )
@@ -56,6 +56,13 @@ def split_in(name: str) -> str | None:
     """Return the split that a name contains; None if there is no such word, or several splits."""
     splits = splits_in(name)
     return splits.pop() if len(splits) == 1 else None
+
+
+def beside_split(word: str) -> str:
+    """Return what a word says beside its split: X of trainX, nothing of train2017; all of a word without a split."""
+    if split_in(word) is None:
+        return word
+    return "".join(part for part in _PARTS.findall(word) if not (part.isdigit() or _WORD.fullmatch(part.lower())))
 
 
 def names_division(name: str) -> bool:

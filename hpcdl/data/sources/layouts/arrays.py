@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from hpcdl.core.errors import SourceError
 from hpcdl.core.units import counted
+from hpcdl.data.format.dataset import UNSPLIT
 from hpcdl.data.format.manifest import DTYPES, Field
 from hpcdl.data.sources.base.chosen import choose, divided, has_no_target, remarks_on_unused
 from hpcdl.data.sources.base.glance import is_image_head
@@ -27,7 +28,7 @@ from hpcdl.data.sources.base.labels import (
 from hpcdl.data.sources.base.names import names_group
 from hpcdl.data.sources.base.placed import STRINGS, ArrayGroup, PlacedArray
 from hpcdl.data.sources.base.source import Array, ArrayLocation, Content, Index, IndexWriter, SourceFacts, SourceSpec
-from hpcdl.data.sources.base.splits import leaves_out_split
+from hpcdl.data.sources.base.splits import leaves_out_split, some
 from hpcdl.data.sources.base.values import (
     ABSENT,
 )
@@ -116,6 +117,11 @@ class FieldSource:
         wanted += [("target", *item) for item in chosen.targets.items()]
         for _, _, path in wanted:
             if missing := next((part for part in parts if path not in part.arrays), None):
+                if missing.split == UNSPLIT:
+                    raise SourceError(
+                        f"{self._location}: a file has no {path}, but {some(missing.arrays)}; name arrays alike in all "
+                        "files, or give --leave-out FILE"
+                    )
                 raise SourceError(
                     f"{self._location}: the split {missing.split} has no {path}; every split needs every field"
                 )

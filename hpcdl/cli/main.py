@@ -9,6 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
+from hpcdl.cli.meant import instead
 from hpcdl.cli.output import VERBOSE, command_in, put, say
 from hpcdl.core.errors import PACKAGED, HpcdlError, Interrupted, UsageError, cause, shown, without_place
 from hpcdl.core.processes.streams import Printed, ignore, keep_interrupts, outlive, use_utf8
@@ -90,6 +91,8 @@ def check_words(arguments: list[str]) -> None:
     Values of most options may be empty, and the words of a script or a job are not hpcdl's.
     """
     command = command_in(arguments)
+    if command != "submit" and _has_own(arguments, "-np"):
+        raise UsageError("-np is mpiexec's; type --ranks 2 or -n 2")
     if command in _OTHERS_WORDS:
         return
     for index, word in enumerate(arguments):
@@ -99,6 +102,13 @@ def check_words(arguments: list[str]) -> None:
         if (not word and before in _OUTPUT_OPTIONS) or word in [f"{option}=" for option in _OUTPUT_OPTIONS]:
             option = word.removesuffix("=") or before
             raise UsageError(f"{option} is empty (a variable that is not set?); name a place, or leave {option} out")
+
+
+def _has_own(arguments: list[str], option: str) -> bool:
+    """Return whether `option` comes before any word that is neither an option nor behind one, as a script's name."""
+    before = arguments[: arguments.index(option)] if option in arguments else []
+    pairs = zip(before[1:], before, strict=False)
+    return bool(before) and all(word.startswith("-") or last.startswith("-") for word, last in pairs)
 
 
 def complain(error: BaseException) -> None:
@@ -136,7 +146,7 @@ def _unexpected(error: Exception, arguments: list[str]) -> int:
     if message is not None:  # typer's own usage errors
         context = getattr(error, "ctx", None)
         name = context.command_path if context else f"hpcdl {command_in(arguments)}".rstrip()
-        text = " ".join(message().rstrip(".").splitlines())
+        text = instead(" ".join(message().rstrip(".").splitlines()), error)
         commands = getattr(context.command, "commands", {}) if context and context.parent else {}  # those of a group
         if text.startswith("No such command") and "Did you mean" not in text and commands:
             text += f"; `{name}` has {', '.join(commands)}"

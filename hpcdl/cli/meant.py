@@ -1,0 +1,107 @@
+"""Options under the names that they have in other programs, and in other commands of hpcdl."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from difflib import SequenceMatcher
+from typing import Any
+
+from hpcdl.core.units import listed
+
+_SAME = {
+    "--ranks": "np n nproc nprocs num-procs num-processes num-proc processes procs world-size num-ranks gpus num-gpus"
+    " ngpus ntasks tasks nproc-per-node gpus-per-node workers num-workers",
+    "--ranks-per-node": "nproc-per-node procs-per-node processes-per-node tasks-per-node ntasks-per-node ppn"
+    " gpus-per-node",
+    "--nodes": "nnodes num-nodes",
+    "--model": "network net arch architecture model-name backbone",
+    "--data": "dataset dataset-dir dataset-path data-dir data-path data-root input input-dir train-dir train-data",
+    "--run-dir": "output output-dir out outdir out-dir save-dir log-dir logdir checkpoint-dir ckpt-dir model-dir"
+    " work-dir workdir run-name",
+    "--out": "output output-dir outdir out-dir save-dir",
+    "--batch-size": "batch batchsize bs minibatch minibatch-size train-batch-size per-device-batch-size"
+    " local-batch-size",
+    "--epochs": "epoch num-epochs n-epochs max-epochs nb-epochs train-epochs",
+    "--steps": "iterations iters iter num-iterations max-iter max-iters max-steps num-steps train-steps",
+    "--learning-rate": "rate eta base-lr learningrate lrate",
+    "--optimizer": "opt optim solver",
+    "--weight-decay": "wd l2 decay",
+    "--schedule": "scheduler lr-schedule lr-scheduler lr-policy",
+    "--warmup-epochs": "warmup warm-up lr-warmup lr-warmup-epochs",
+    "--accumulate": "gradient-accumulation gradient-accumulation-steps grad-accum accumulation-steps accum-steps",
+    "--precision": "amp fp16 bf16 half mixed-precision dtype use-amp",
+    "--strategy": "algorithm algo backend distribution-strategy allreduce",
+    "--compress": "compression fp16-allreduce grad-compression",
+    "--init-weights": "weights pretrained pretrained-weights init",
+    "--resume": "resume-from restore load load-checkpoint continue",
+    "--checkpoint-every": "save-every save-freq save-interval checkpoint-interval checkpoint-freq",
+    "--seed": "random-seed rng-seed random-state",
+    "--time": "time-limit walltime max-time",
+    "--time-limit": "time walltime max-time",
+    "--workers": "jobs num-workers processes nproc threads",
+    "--format": "type source-format",
+    "--image-size": "size resize img-size input-size target-size",
+    "--split": "validation-split val-split test-split",
+    "--trials": "n-trials num-trials max-trials",
+    "--servers": "num-servers ps num-ps",
+}
+"""An option, and its names in PyTorch, Horovod, TensorFlow, mpiexec and Slurm."""
+_MEANT: Mapping[str, Sequence[str]] = {
+    word: [option for option, words in _SAME.items() if word in words.split()]
+    for words in _SAME.values()
+    for word in words.split()
+}
+_NEAR = 0.72
+"""Likeness from which on an option may be another one, mistyped."""
+_FEW = 3
+"""Number of commands up to which it helps that they have an option."""
+_POSSIBLE = re.compile(r" \(Possible options?: .*\)$", re.DOTALL)
+
+
+def instead(text: str, error: Any) -> str:
+    """Return the `text` of typer's NoSuchOption with what the option is called here, in place of similar letters."""
+    given = str(getattr(error, "option_name", "") or "")
+    context = getattr(error, "ctx", None)
+    if not text.startswith("No such option") or not given or context is None:
+        return text
+    own = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
+    text = _POSSIBLE.sub("", text)
+    if given in ("-v", "--verbose") and context.parent:
+        return f"{text}; it stands before the command: hpcdl -v {context.command.name}"
+    meant = [option for option in _MEANT.get(_word(given), ()) if option in own]
+    if meant:
+        return f"{text}; here it is {meant[0]}"
+    if near := _near(given, own):
+        return f"{text} (Possible options: {', '.join(near)})"
+    others = _elsewhere(given, context.command.name)
+    return f"{text}; {listed(others)} {'has' if len(others) == 1 else 'have'} it" if others else text
+
+
+def _word(option: str) -> str:
+    return option.lstrip("-").replace("_", "-").lower()
+
+
+def _near(given: str, own: Sequence[str]) -> list[str]:
+    """Return up to three options that may be `given`, mistyped or cut, the nearest first."""
+    word = _word(given)
+    likeness = {name: SequenceMatcher(None, word, _word(name)).ratio() for name in own}
+    near = [name for name in own if likeness[name] >= _NEAR or (len(word) > 2 and word in _word(name).split("-"))]
+    return sorted(near, key=lambda name: (-likeness[name], name))[:3]
+
+
+def _elsewhere(given: str, command: str) -> list[str]:
+    """Return the other commands that have this option: none if most have it, and submit alone, which starts others."""
+    import typer.main
+
+    from hpcdl.cli.app import app_for
+
+    commands: Mapping[str, Any] = typer.main.get_group(app_for()).commands
+    having = [name for name, other in commands.items() if name != command and given in _options(other.params)]
+    if "submit" in having and command in ("train", "run", "infer"):
+        having = ["submit"]
+    return [f"`hpcdl {name}`" for name in having] if len(having) <= _FEW else []
+
+
+def _options(parameters: Sequence[Any]) -> Collection[str]:
+    return {name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)}

@@ -1,0 +1,42 @@
+"""Options under other programs' names are answered with what they are called here."""
+
+from __future__ import annotations
+
+import pytest
+import typer.main
+
+from hpcdl.cli.app import app_for
+from hpcdl.cli.meant import _SAME
+from tests.conftest import CommandLine
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("train --network lenet", "; here it is --model;"),
+        ("train --nproc_per_node=2", "; here it is --ranks;"),
+        ("submit --nproc-per-node 2", "; here it is --ranks-per-node;"),
+        ("run -np 2 fit.py", "-np is mpiexec's; type --ranks 2 or -n 2"),
+        ("report runs --output page", "; here it is --out;"),
+        ("train --image-size 28", "; `hpcdl shard` has it;"),
+        ("train --nodes 2", "; `hpcdl submit` has it;"),
+        ("train --epcohs 2", " (Possible options: --epochs);"),
+        ("train --verbose", "; it stands before the command: hpcdl -v train;"),
+        ("train --frobnicate 2", "No such option: --frobnicate; see"),
+    ],
+)
+def test_other_names_of_options_are_known(line: str, said: str, ask_hpcdl: CommandLine) -> None:
+    refused = ask_hpcdl(line.split())
+    assert refused.code == 2 and said in refused.err, refused.err
+
+
+def test_words_of_scripts_and_jobs_are_their_own(ask_hpcdl: CommandLine) -> None:
+    refused = ask_hpcdl(["run", "gone.py", "-np", "2"])
+    assert "gone.py is not there" in refused.err
+    assert "mpiexec's" not in ask_hpcdl(["submit", "--dry-run", "--", "mpiexec", "-np", "2", "program"]).err
+
+
+def test_what_is_advised_is_an_option_of_a_command() -> None:
+    commands = typer.main.get_group(app_for()).commands
+    options = {name for command in commands.values() for parameter in command.params for name in parameter.opts}
+    assert set(_SAME) <= options

@@ -45,6 +45,7 @@ from hpcdl.run.journal import EchoJournal, EventHandler, FileJournal, Journal, N
 from hpcdl.run.listing import step_to_resume
 from hpcdl.run.plan import RunPlan, rule_in_force
 from hpcdl.run.rundir import MODEL_FILE, changed_code
+from hpcdl.run.schedules import mistaken_warm_up
 from hpcdl.run.shrink import ShrunkRun
 from hpcdl.run.trained_data import losses_of, unmeasured_target
 from hpcdl.step.bucket_size import BucketChoice
@@ -167,6 +168,7 @@ def _begun(trainer: Trainer, group: Communicator, record: RunRecord, run_dir: Pa
     run_plan, journal, limits = parts.run_plan, parts.journal, parts.config.checkpoint
     warnings = [*([run_plan.info.warning] if run_plan.info.warning else []), *parts.worker.warnings]
     warnings += run_plan.schedule.warnings
+    warnings += mistaken_warm_up(parts.config.run.warmup_steps, parts.config.optimizer)
     if why := unmeasured_target(parts.config.objective, run_plan.dataset):
         warnings.append(why)
     resumed_from = _resume(trainer, run_dir, group, warnings) if limits.resume else None

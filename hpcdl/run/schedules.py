@@ -55,6 +55,18 @@ class Schedule:
                 f"{first:g}; the learning rate stays the same",)  # fmt: skip
 
 
+_WARM_UP_OF_A_RATE = 100
+"""Steps from which `--warmup-steps` may be meant for the learning rate, as in other programs."""
+
+
+def mistaken_warm_up(steps: int, config: OptimizerConfig) -> tuple[str, ...]:
+    """Return a warning if throughput leaves out many `steps`, and the learning rate has no warm-up."""
+    if steps < _WARM_UP_OF_A_RATE or config.warmup_epochs:
+        return ()
+    return (f"--warmup-steps {steps}: throughput leaves out these steps; the learning rate has no warm-up, which is "
+            "--warmup-epochs",)  # fmt: skip
+
+
 def build_schedule(config: OptimizerConfig, *, global_batch: int, num_steps: int, steps_per_epoch: int) -> Schedule:
     """Return the schedule of a run; with `base_batch` the peak is learning_rate x global_batch / base_batch."""
     scale = global_batch / config.base_batch if config.base_batch else 1.0

@@ -62,6 +62,14 @@ def test_a_clean_study_has_no_caveat() -> None:
         ([*study(), make_run(2, 201.0)], "uneven repeats"),
         (study(sizes=(4, 8)), "missing base"),
         ([*study(sizes=(1,), strategy="single"), *study(sizes=(4,))], "(--base single makes its one worker the base"),
+        (
+            [
+                *study(sizes=(1,), strategy="ps", ranks=2, servers=1),
+                *study(sizes=(1,), strategy="single"),
+                *study(sizes=(4,)),
+            ],
+            "(--base single makes its one worker the base",
+        ),
         (study(sizes=(1,), loss=0.5, accuracy=0.9, config={"seed": "0"}), "ring lenet with 1 worker as 1 measurement"),
         ([*study(), *study(machine="other")], "mixed machines"),
         ([*study(), *study(version="hpcdl 2")], "mixed versions"),

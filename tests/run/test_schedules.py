@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 from hpcdl.config.schema import OptimizerConfig
-from hpcdl.run.schedules import build_schedule
+from hpcdl.run.schedules import build_schedule, mistaken_warm_up
 
 STEPS, PER_EPOCH = 100, 10
 
@@ -75,3 +75,9 @@ def test_a_decay_that_comes_after_the_end_is_warned_of(epochs: float, said: str,
     schedule = build_schedule(config, global_batch=256, num_steps=STEPS, steps_per_epoch=PER_EPOCH)
     assert schedule.describe() == said
     assert any("before the first drop at --decay-epochs 10" in line for line in schedule.warnings) == warned
+
+
+@pytest.mark.parametrize(("steps", "epochs", "warned"), [(500, 0.0, True), (500, 2.0, False), (50, 0.0, False)])
+def test_steps_that_are_left_out_are_no_warm_up_of_the_rate(steps: int, epochs: float, warned: bool) -> None:
+    lines = mistaken_warm_up(steps, OptimizerConfig(warmup_epochs=epochs))
+    assert any("--warmup-epochs" in line for line in lines) is warned

@@ -243,7 +243,8 @@ _MOST_TRIED = 20
 def _base_to_ask_for(lonely: Sequence[Curve], runs: Sequence[Run]) -> str:
     """Return a hint where one worker ran by another strategy alone, as by `single`: the report must not guess that."""
     larger = [curve for curve in lonely if curve.base.n > 1][:_MOST_TRIED]
-    for strategy in dict.fromkeys(curve.first.strategy for curve in lonely if curve.first.workers == 1):
+    alone = dict.fromkeys(curve.first.strategy for curve in lonely if curve.first.workers == 1)
+    for strategy in sorted(alone, key=lambda name: name != "single"):  # another may have servers
         if any(curve.borrowed for curve in with_base_of(larger, runs, strategy)):
             return f" (--base {strategy} makes its one worker the base of others)"
     return ""

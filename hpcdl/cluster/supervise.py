@@ -26,6 +26,7 @@ from hpcdl.cluster.limits import check_node
 from hpcdl.cluster.processes import end_marked
 from hpcdl.cluster.status import ALONE, TABLE, WATCH_FOLDER, RankStatus, heard, raise_for, read_statuses, read_table
 from hpcdl.core.errors import CorruptError, HpcdlError, Interrupted, RankError, StoppedEarly, without_place
+from hpcdl.core.paths import quoted
 from hpcdl.core.processes.lifeline import ends_with_parent, identity, remove_abandoned
 from hpcdl.core.processes.streams import caught, suspended_alone
 from hpcdl.core.protocols import LaunchPlan
@@ -66,11 +67,12 @@ def start(
     folder: Path,
     mpi: bool = True,
     tick: Callable[[], None] = lambda: None,
+    warn: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Run `command` on `plan.num_ranks` ranks by `launcher` and return when all are done.
 
     Raises RankError naming the failed rank, Interrupted if a second signal killed them.
-    `folder` holds the status files and the launcher's log. `tick` is called about ten times a second.
+    `folder` holds status files and the launcher's log. `tick` is called ten times a second, `warn` if `folder` moves.
     SIGINT, SIGTERM, SIGUSR1 and SIGHUP become a SIGTERM for the ranks, which may save and leave with 75. Without `mpi`
     the ranks are started one by one and find each other by other means. Call it from the main thread: the processes
     that it starts end with that thread.
@@ -80,7 +82,7 @@ def start(
     # Statuses of an earlier launch would count as those of this one.
     for stale in (*folder.glob("[0-9]*.json"), *folder.glob(TABLE)):
         remove_file(stale)
-    log, began = folder / "launcher.log", folder.stat()
+    log, place = folder / "launcher.log", _Place(folder, tick, warn)
     # An earlier launch's messages must not name a casualty of this one.
     log_bytes_before = log.stat().st_size if log.exists() else 0
     launch = uuid.uuid4().hex
@@ -91,12 +93,12 @@ def start(
         deaths = DeathWatch(launch)  # before the first rank starts: a rank connects to it at once
         processes = _start_processes(launcher, marked, command, folder, output.fileno(), mpi=mpi)
         chatter = _Chatter(launcher, log, log_bytes_before)
-        watcher = _Watcher(processes, folder, launch, deaths, tick, chatter, continues=marked.continues)
+        watcher = _Watcher(processes, folder, launch, deaths, place.tick, chatter, continues=marked.continues)
         with caught(watcher.hear), suspended_alone("ranks"):
             watcher.wait()
     if watcher.silent is not None:
         raise watcher.silent
-    _check_still_there(folder, began)
+    place.check()
     statuses = watcher.statuses()
     casualty = launcher.first_casualty(chatter.text()) or watcher.casualty()
     if casualty is None and not statuses:
@@ -119,15 +121,43 @@ def start(
         raise
 
 
-def _check_still_there(folder: Path, began: os.stat_result) -> None:
-    """Raise HpcdlError if this path no longer leads to the folder in which the ranks began."""
-    with contextlib.suppress(OSError):
-        if os.path.samestat(folder.stat(), began):
+class _Place:
+    """The folder in which the ranks began. Its path may come to lead elsewhere, to which they then write."""
+
+    def __init__(self, folder: Path, tick: Callable[[], None], warn: Callable[[str], None]) -> None:
+        self._folder, self._tick, self._warn, self._began = folder, tick, warn, folder.stat()
+        self._looked_s, self._warned = time.monotonic(), False
+
+    def tick(self) -> None:
+        """Call the given `tick`. Warn once, within a few seconds, if the folder is elsewhere now."""
+        self._tick()
+        now_s = time.monotonic()
+        if self._warned or now_s - self._looked_s < LOOK_S:
             return
-    raise HpcdlError(
-        f"{folder.parent} was moved or removed while its ranks ran: what they saved since is in a new folder of this "
-        "name, all else where you have moved it; put them together, or continue the moved one with --resume"
-    )
+        self._looked_s = now_s
+        if self._is_elsewhere():
+            self._warned = True
+            self._warn(
+                f"{quoted(self._folder.parent)} was moved or removed while its ranks run: from now on they"
+                " save into a new folder of this name; stop them, and continue the moved one with --resume"
+            )
+
+    def check(self) -> None:
+        """Raise HpcdlError if the path no longer leads to the folder, or to none."""
+        if self._is_elsewhere(unknown=True):
+            raise HpcdlError(
+                f"{quoted(self._folder.parent)} was moved or removed while its ranks ran: what they saved since is in "
+                "a new folder of this name, all else where you have moved it; put them together, or continue the moved "
+                "one with --resume"
+            )
+
+    def _is_elsewhere(self, *, unknown: bool = False) -> bool:
+        try:
+            return not os.path.samestat(self._folder.stat(), self._began)
+        except FileNotFoundError:
+            return True
+        except OSError:  # as from a file server that is away for a while
+            return unknown
 
 
 def _no_place(folder: Path) -> str:

@@ -127,13 +127,16 @@ def run_script(
             output = Output(run_dir / FOLDER, prefixed=prefixed)
             arguments = [str(run_dir), str(script.path), *script.arguments]
 
+            def warn(text: str) -> None:
+                log(f"warning: {text}")
+
             def launch(now: ResolvedConfig[ScriptConfig], environment: Mapping[str, str]) -> None:
                 share = ranks_on_node(launcher, now.config.run, environment)
                 variables_of_ranks = {**variables, **environment}
                 plan = plan_under_profile(now.config.run, name, topology, share, environment=variables_of_ranks)[0]
                 with python_of_ranks(launcher, now.config.run, plan) as python:
                     command = own_program("hpcdl.scripts.process.script", *arguments, python=python)
-                    local.start(launcher, plan, command, folder=run_dir / FOLDER, tick=output.forward)
+                    local.start(launcher, plan, command, folder=run_dir / FOLDER, tick=output.forward, warn=warn)
 
             unstarted = functools.partial(_unstarted, resolved, script)
             with end_noted(run_dir, unstarted), guarded(run_dir), collected(run_dir), contextlib.closing(output):

@@ -187,10 +187,14 @@ def _run(launcher: Launcher, run_plan: RunPlan, plan: LaunchPlan, run_dir: Path,
             for event in reader.read():
                 on_event(event)
 
-    plan = able_to_meet(plan, run_dir / FOLDER, mpi=run_plan.info.features.mpi)
+    def warn(text: str) -> None:
+        on_event({"kind": "message", "text": f"warning: {text}"})
+
+    mpi, folder = run_plan.info.features.mpi, run_dir / FOLDER
+    plan = able_to_meet(plan, folder, mpi=mpi)
     with python_of_ranks(launcher, run_plan.config.run, plan) as python:
         command = own_program("hpcdl.rank.main", str(run_dir), python=python)
-        local.start(launcher, plan, command, folder=run_dir / FOLDER, mpi=run_plan.info.features.mpi, tick=tick)
+        local.start(launcher, plan, command, folder=folder, mpi=mpi, tick=tick, warn=warn)
 
 
 def able_to_meet(plan: LaunchPlan, folder: Path, *, mpi: bool) -> LaunchPlan:

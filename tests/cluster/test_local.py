@@ -44,12 +44,18 @@ if place.rank == 0: report_all(folder, "running", processes)
 
 
 def start(
-    body: str, tmp_path: Path, num_ranks: int = 2, tick: Callable[[], None] = lambda: None, *, before_mpi: bool = False
+    body: str,
+    tmp_path: Path,
+    num_ranks: int = 2,
+    tick: Callable[[], None] = lambda: None,
+    *,
+    warn: Callable[[str], None] = lambda text: None,
+    before_mpi: bool = False,
 ) -> Path:
     script = tmp_path / "rank.py"
     script.write_text(PREAMBLE + ("" if before_mpi else WITH_MPI) + textwrap.dedent(body))
     plan = LaunchPlan(num_ranks=num_ranks, ranks_per_node=num_ranks)
-    local.start(find_launcher(), plan, [sys.executable, str(script)], folder=tmp_path / "ranks", tick=tick)
+    local.start(find_launcher(), plan, [sys.executable, str(script)], folder=tmp_path / "ranks", tick=tick, warn=warn)
     return tmp_path / "ranks"
 
 
@@ -66,9 +72,16 @@ def test_ranks_that_finish_are_in_one_table(tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 def test_a_folder_that_is_moved_while_ranks_run_is_reported(tmp_path: Path) -> None:
-    moved = "communicator.barrier()\nif place.rank == 0: folder.rename(str(folder) + '-moved')\nreport.publish('done')"
+    moved = """
+    communicator.barrier()
+    if place.rank == 0: folder.rename(str(folder) + '-moved')
+    time.sleep(3)
+    report.publish('done')
+    """
+    said: list[str] = []
     with pytest.raises(HpcdlError, match=r"was moved or removed while its ranks ran: .* --resume"):
-        start(moved, tmp_path)
+        start(moved, tmp_path, warn=said.append)
+    assert len(said) == 1 and "was moved or removed while its ranks run: from now on they save" in said[0]
 
 
 @pytest.mark.mpi

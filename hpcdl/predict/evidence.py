@@ -361,7 +361,7 @@ def _of_model(
     monitors = tuple(_observed(job, _without_outliers(members, remarks)) for job, members in groups.items())
     largest = max(monitors, key=lambda seen: (seen.job.nodes, seen.job.workers)).job
     mode, batch = _fixed(runs)
-    remarks += _not_continued(mode, batch, runs)
+    remarks += [*_not_continued(mode, batch, runs), *_without_parts(runs)]
     samples = [run.seconds_per_epoch * (run.images_per_second or 0) for run in runs if positive(run.seconds_per_epoch)
                and run.seconds_per_epoch]  # fmt: skip
     templates: dict[str, StepJob] = {}
@@ -570,6 +570,13 @@ def _not_continued(mode: str, batch: int, runs: Sequence[Run]) -> list[str]:
         f"runs of strong scaling are used, but not continued: sizes are predicted for {batch} samples per worker,"
         " unless --batch-size says otherwise; give the runs of one global batch alone to continue them"
     ]
+
+
+def _without_parts(runs: Sequence[Run]) -> list[str]:
+    """Return a remark if only the lengths of steps are known, as in most tables: several costs may explain them."""
+    if any(run.parts for run in runs) or all(run.workers == 1 for run in runs):
+        return []
+    return ["no run has the parts of a step: what limits a step, and what halving a cost saves, are guesses"]
 
 
 def _stated(runs: Sequence[Run], monitors: Sequence[MeasuredStep]) -> dict[str, tuple[float, float]]:

@@ -57,6 +57,17 @@ def test_the_document_is_what_is_agreed(ask_hpcdl: CommandLine, study: Path) -> 
     assert {row["what"] for row in document["crossings"]} == {"efficiency below 80 %", "best strategy"}
 
 
+def test_a_table_without_parts_of_a_step_tells_no_limit(ask_hpcdl: CommandLine, tmp_path: Path, study: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text(
+        "strategy,model,nodes,ranks,batch_per_rank,images_per_second\n"
+        "ring,lenet,1,1,64,50\nring,lenet,2,2,64,98\nring,lenet,4,4,64,191\n"
+    )
+    said = "no run has the parts of a step: what limits a step"
+    assert said in " ".join(ask_hpcdl(["predict", "--import", "csv", table, "--nodes", "8"]).out.split())
+    assert said not in " ".join(ask_hpcdl(["predict", study, "--nodes", "8"]).out.split())
+
+
 def test_one_strategy_alone_is_not_called_the_best(ask_hpcdl: CommandLine, study: Path) -> None:
     alone = ask_hpcdl(["predict", study, "--strategy", "ring", "--nodes", "8"])
     assert alone.code == 0 and "best" not in alone.out and "an epoch, node-hours, and what" in alone.out, alone.out

@@ -75,6 +75,14 @@ class Dimension:
         return all(str(values.get(key)) in wanted for key, wanted in self.when.items())
 
     @property
+    def text(self) -> str:
+        """Its values in words, and the condition."""
+        ways = (", logarithmic" if self.log else "") + (f", step {self.step:g}" if self.step else "")
+        values = ", ".join(map(str, self.choices)) if self.choices else f"{self.low:g} to {self.high:g}{ways}"
+        conditions = "; ".join(f"{key} {' or '.join(wanted)}" for key, wanted in self.when.items())
+        return f"{values} (with {conditions})" if conditions else values
+
+    @property
     def grid(self) -> tuple[Any, ...]:
         """Every value of a list, or of a range by its step (1 by default)."""
         if self.choices:

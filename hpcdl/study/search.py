@@ -25,7 +25,7 @@ from hpcdl.config.search import SearchStudy
 from hpcdl.core.errors import ConfigError, CorruptError, StoppedEarly, UsageError
 from hpcdl.core.records.run_record import RunRecord, write_record
 from hpcdl.core.storage.files import read_toml, toml_text, write_json
-from hpcdl.core.units import listed
+from hpcdl.core.units import counted, listed
 from hpcdl.data.format.dataset import open_dataset
 from hpcdl.node.machines import read_topology
 from hpcdl.report.runs.searches import FILE_NAME, OF_SAMPLES, SearchRecord, SearchTrial, read_search
@@ -78,7 +78,10 @@ def make_slots(search: SearchStudy, allocation: Allocation) -> list[Slot]:
         # Without the variable a launcher gives every trial all nodes of the job.
         most = fits if allocation.nodes_variable else min(fits, 1)
         wanted = min(plan.parallel or most, most)
-        if not fits or (plan.parallel or 1) > most:
+        if not fits:
+            here = f"{counted(len(nodes), 'node')} of {counted(len(cores), 'core')}"
+            raise UsageError(f"--ranks {plan.ranks}: a trial needs {each} nodes, and there is {here}; lower --ranks")
+        if (plan.parallel or 1) > most:
             raise UsageError(f"--ranks {plan.ranks}: {most} trials of {each} nodes fit side by side; lower --parallel")
         return [Slot(nodes=tuple(nodes[index * each : (index + 1) * each])) for index in range(wanted)]
     wanted = plan.parallel or max(1, len(cores) // plan.ranks)
@@ -391,6 +394,20 @@ def command_of(search: SearchStudy, proposal: Proposal) -> str:
             [f"--{'' if value else 'no-'}{key}"] if setting.kind == "bool" else [f"--{key}", setting.show(value)]
         )
     return shlex.join(["hpcdl", "train", *arguments])
+
+
+def first_of(search: SearchStudy) -> Proposal:
+    """Return a trial with the first value of each setting that applies, as an example."""
+    settings: dict[str, Any] = {}
+    waiting = list(search.space)
+    # A condition may name a setting that the file has further below.
+    while ready := [item for item in waiting if item.when.keys() <= {*search.train, *settings}]:
+        waiting = [item for item in waiting if item not in ready]
+        for item in ready:
+            if item.applies({**search.train, **settings}):
+                first = item.choices[0] if item.choices else item.low
+                settings[item.key] = int(first) if item.whole else first
+    return Proposal(number=0, settings=settings, state="planned", notes={})
 
 
 def _so_far(objective: str, event: dict[str, Any]) -> float | None:

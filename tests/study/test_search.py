@@ -352,6 +352,24 @@ def test_too_many_side_by_side_are_refused(tmp_path: Path) -> None:
         run(tmp_path, make_search(tmp_path, parallel=len(os.sched_getaffinity(0)) + 1, ranks=1))
 
 
+def test_a_trial_larger_than_all_nodes_is_refused_with_what_to_lower(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"a trial needs \d+ nodes, and there is .*; lower --ranks"):
+        run(tmp_path, make_search(tmp_path, ranks=100 * len(os.sched_getaffinity(0))))
+
+
+def test_a_dry_run_shows_a_trial_and_writes_nothing(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "search.toml").write_text(
+        'trials = 7\n[train]\nmodel = "lenet"\ndata = "synthetic:mnist@400"\nepochs = 2\n[space]\n'
+        'momentum = {low = 0.5, high = 0.9, when = {optimizer = ["momentum"]}}\noptimizer = ["momentum", "sgd"]\n'
+    )
+    told = ask_hpcdl(["search", "search.toml", "--dry-run"], cwd=tmp_path)
+    assert "search: 7 trials by tpe for accuracy" in told.out and "0.5 to 0.9 (with optimizer momentum)" in told.out
+    command = told.out.splitlines()[-1]
+    assert command.endswith("--optimizer momentum --momentum 0.5"), command
+    assert ask_hpcdl(["search", "search.toml", "--dry-run", "--json"], cwd=tmp_path).json()["trials"] == 7
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "home") == ["search.toml"]
+
+
 def test_data_that_are_not_there_are_reported_before_any_trial(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     make_search(tmp_path)
     finished = ask_hpcdl(["search", tmp_path / "search.toml", "--out", tmp_path / "out"], cwd=tmp_path)

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpcdl.cli.options import JsonFlag, QuietFlag, SetFlag, takes_settings
-from hpcdl.cli.output import Commentary, print_json, put
+from hpcdl.cli.output import Commentary, print_json, print_table, put, say
 from hpcdl.config.search import SearchConfig, load_search
 from hpcdl.core.errors import HpcdlError
 from hpcdl.core.paths import typed
+from hpcdl.core.units import counted
 
 if TYPE_CHECKING:
+    from hpcdl.config.search import SearchStudy
     from hpcdl.report.runs.searches import SearchRecord
 
 SearchFile = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The search; flags override it.")]
@@ -22,6 +24,7 @@ Space = Annotated[Path | None, typer.Option("--space", metavar="FILE", help="Fil
 Resume = Annotated[
     bool, typer.Option("--resume", help="Continue the search whose folder is --out; nothing counts twice.")
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check all, and show a trial's command; start none.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder of the search. [searches/NAME]")]
 
 
@@ -35,6 +38,7 @@ def search(
     flags: dict[str, Any],
     study: SearchFile,
     space: Space = None,
+    dry_run: DryRun = False,
     resume: Resume = False,
     out: Out = None,
     set_: SetFlag = None,
@@ -46,7 +50,7 @@ def search(
     Each trial is a fresh `hpcdl train`; its settings are proposed from the results of the others.
     """
     from hpcdl.study.jobs import find_allocation, seconds_for_runs
-    from hpcdl.study.search import HyperparameterSearch, check_data, check_search, open_search
+    from hpcdl.study.search import HyperparameterSearch, check_data, check_search, make_slots, open_search
 
     wanted = load_search(study, flags, set_, space)
     check_search(wanted)
@@ -54,6 +58,9 @@ def search(
     folder = out or Path("searches") / wanted.name
     record = open_search(folder, wanted, resume=resume)
     allocation = find_allocation(os.environ)
+    if dry_run:
+        _show_plan(wanted, record, len(make_slots(wanted, allocation)), json)
+        return
     commentary = Commentary(quiet=quiet)
     with commentary.progress(wanted.name, wanted.plan.trials) as bar:
 
@@ -79,6 +86,25 @@ def search(
         failed = [trial for trial in record.trials if trial.message]
         why = f"; trial {failed[0].number}: {failed[0].message}" if failed else ""
         raise HpcdlError(f"none of {len(record.trials)} trials finished{why}")
+
+
+def _show_plan(wanted: SearchStudy, record: SearchRecord, num_slots: int, json: bool) -> None:
+    from hpcdl.study.search import command_of, first_of
+
+    plan, command = wanted.plan, command_of(wanted, first_of(wanted))
+    if json:
+        print_json({
+            "name": wanted.name, "trials": plan.trials, "done": len(record.trials), "side_by_side": num_slots,
+            "ranks": plan.ranks, "sampler": plan.sampler, "objectives": list(plan.objective),
+            "space": {dimension.key: dimension.text for dimension in wanted.space}, "command": command,
+        })  # fmt: skip
+        return
+    done = f", {len(record.trials)} of them started" if record.trials else ""
+    put(f"{wanted.name}: {counted(plan.trials, 'trial')} by {plan.sampler} for {', '.join(plan.objective)}{done};"
+        f" {num_slots} side by side, {counted(plan.ranks, 'rank')} each")  # fmt: skip
+    print_table(("searched", "values"), [(dimension.key, dimension.text) for dimension in wanted.space])
+    put(f"such as: {command}")
+    say("next: the same command without --dry-run")
 
 
 def as_document(record: SearchRecord) -> dict[str, Any]:

@@ -368,3 +368,26 @@ def test_totals_of_another_unit_are_reported(tmp_path: Path) -> None:
     same_steps = ("ring,resnet50,1,1,64,50,900", "ring,resnet50,256,256,64,12000,960")
     same_epochs = ("ring,resnet50,1,1,64,50,90000", "ring,resnet50,256,256,64,12000,375")
     assert not remarks(tmp_path, *same_steps, header=header) and not remarks(tmp_path, *same_epochs, header=header)
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ("strategy,model,nodes,gpus,batch_per_rank,images_per_second", "call 'gpus' ranks, if it is the number of all"),
+        (
+            "strategy,model,nodes,ranks,batch_size,images_per_second",
+            "call 'batch_size' batch_per_rank, if it is that of",
+        ),
+        ("strategy,model,nodes,ranks,batch_per_rank,img/sec", "call 'img/sec' images_per_second, if it is the rate of"),
+        ("strategy,model,nodes,ranks,batch_per_rank,step time (ms)", "divide 'step time (ms)' by 1,000, and call it"),
+        ("strategy,model,nodes,ranks,batch_per_rank,speedup", "'speedup' has no time in it"),
+        ("strategy,model,nodes,ranks,batch_per_rank,seconds_per_epoch", "divide the samples of an epoch by it"),
+        ("strategy,model,ranks,batch_per_rank,images_per_second", "no column 'nodes'; add it"),
+    ],
+)
+def test_columns_under_other_names_are_told_of(header: str, said: str, tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text(f"{header}\n{','.join('1' for _ in header.split(','))}\n")
+    with pytest.raises(ConfigError) as caught:
+        read_csv(table)
+    assert said in str(caught.value)

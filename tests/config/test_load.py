@@ -84,6 +84,11 @@ def test_an_unknown_key_names_the_nearest_of_many_and_a_table_is_no_key() -> Non
     with pytest.raises(ConfigError) as caught:
         load(TrainConfig, [Layer(origin="s.toml", values={**NEEDED, "trian": {}}, tables=("matrix", "train"))])
     assert [*caught.value.problems] == ["s.toml: unknown table [trian]; did you mean 'train'? known: matrix, train"]
+    with pytest.raises(ConfigError) as caught:
+        load(TrainConfig, [Layer(origin="s.toml", values={**NEEDED, "run": {"epochs": 5}}, tables=("matrix", "train"))])
+    assert [*caught.value.problems] == [
+        "s.toml: [run] is no table of this file; write epochs above all tables, without [run]"
+    ]
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-1", "0", "x"])

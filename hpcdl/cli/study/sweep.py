@@ -368,7 +368,7 @@ def _sentences(study: Study, plan: StudyRuns, estimate: StudyEstimate, cores: in
         from hpcdl.models.table import FLOP_PER_CORE_AND_SECOND
 
         rate = f"{FLOP_PER_CORE_AND_SECOND / 1e9:.0f} GFLOP/s a core, {cores} cores a node as here, no communication"
-        lines.append(f"guessed for {guessed} runs: {rate}; give --run-estimate TIME to say better")
+        lines.append(f"guessed for {counted(guessed, 'run')}: {rate}; give --run-estimate TIME to say better")
     return lines
 
 

@@ -9,7 +9,6 @@ import signal
 import sys
 from pathlib import Path
 
-from hpcdl.cli.meant import instead
 from hpcdl.cli.output import VERBOSE, command_in, put, say
 from hpcdl.core.errors import PACKAGED, HpcdlError, Interrupted, UsageError, cause, shown, without_place
 from hpcdl.core.processes.streams import Printed, ignore, keep_interrupts, outlive, use_utf8
@@ -144,6 +143,8 @@ def _unexpected(error: Exception, arguments: list[str]) -> int:
         sys.stdout.flush()
         return 0
     if message is not None:  # typer's own usage errors
+        from hpcdl.cli.meant import instead
+
         context = getattr(error, "ctx", None)
         name = context.command_path if context else f"hpcdl {command_in(arguments)}".rstrip()
         text = instead(" ".join(message().rstrip(".").splitlines()), error)

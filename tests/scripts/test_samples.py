@@ -225,6 +225,9 @@ IMAGES = np.random.default_rng(3).random((40, 6, 6, 3)).astype("float32")
         ([ranged(TABLE[rank::2], 1) for rank in range(2)], False),  # each sample by itself
         ([ranged(np.round(TABLE[rank::2])) for rank in range(2)], False),  # such as counts
         ([ranged(IMAGES)[rank::2] for rank in range(2)], False),
+        ([np.random.default_rng(rank).random((400, 40, 40, 1)).astype("float32") for rank in range(2)], False),
+        ([1 - 2 * np.random.default_rng(rank).random((400, 40, 40)) for rank in range(2)], False),
+        ([ranged(np.random.default_rng(rank).random((400, 40, 40, 1)), (0, 1, 2)) for rank in range(2)], True),
         ([(np.round(IMAGES[rank::2] * 255) / 255) for rank in range(2)], False),
         ([np.sort(TABLE[rank::2]).clip(0, 1) for rank in range(2)], False),
         ([np.random.default_rng(rank).integers(0, 2, (32, 3)) * 1.0 for rank in range(2)], False),

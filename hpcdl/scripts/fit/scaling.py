@@ -23,6 +23,8 @@ _CHUNK_ROWS = 1 << 16
 _ROUNDING, _OF_ROW = 2e-5, 1e-3
 """Largest means and differences of variances that count as 0: of many values, and of the few of a sample."""
 
+_OF_GAP = 0.05
+"""Largest distance of an end from 0 or 1, in gaps to the next number: many random numbers come as near by chance."""
 _LEAST_DIFFERENT = 0.9
 """Share of a column's numbers that differ if they are measured, and no classes or counts."""
 _FEW = 4
@@ -65,9 +67,10 @@ def _ranged(array: Array) -> list[tuple[int, int]]:
         if abs(high - 1) > _ROUNDING or min(abs(low), abs(low + 1)) > _ROUNDING:
             continue
         column = columns[:, index]
-        alone = numpy.count_nonzero(column <= lows[index]) == numpy.count_nonzero(column >= highs[index]) == 1
+        ends = ((low, round(low), column), (-high, -1, -column))
+        exact = all(_OF_GAP * (numpy.partition(of, 1)[1] - end) > abs(end - bound) for end, bound, of in ends)
         some = column[:_CHUNK_ROWS]
-        if alone and len(numpy.unique(some)) >= _LEAST_DIFFERENT * len(some):
+        if exact and len(numpy.unique(some)) >= _LEAST_DIFFERENT * len(some):
             found.append((round(low), index))
     return found
 

@@ -5,12 +5,9 @@ A metric whose state is not a sum is computed from all ranks' predictions, as in
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
-import inspect
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +17,7 @@ import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
 from hpcdl.scripts.collectives.arrays import gather_arrays, unconverted
+from hpcdl.scripts.fit.metric_code import sets_state
 from hpcdl.scripts.process.session import is_rank, session
 from hpcdl.step.keras_internals import RESULTS, check_internals, metrics_inside
 from hpcdl.strategies.base.graph import call_python
@@ -254,41 +252,13 @@ def leaves_of_metrics(metrics: Iterable[Any]) -> list[Any]:
 def _may_be_no_sum(metric: Any) -> bool:
     """Return whether a custom metric's state may be something other than a sum.
 
-    That is so if it has array variables, no variables, or sets its state instead of adding to it. Variables of metrics
-    that it holds, as Precision and Recall in an F1, are theirs.
+    That is so if it has no variables, or sets its state instead of adding to it. Metrics that it holds, as Precision
+    and Recall in an F1, are looked at by themselves.
     """
     custom = type(metric).__module__.partition(".")[0] not in ("keras", "hpcdl")
     if not custom or hasattr(metric, "over_ranks"):
         return False
-    inside = metrics_inside(metric)
-    theirs = {id(variable) for one in inside for variable in one.variables}
-    arrays = [one for one in metric.variables if len(one.shape) and id(one) not in theirs]
-    return bool(not metric.variables or arrays or _sets_state(type(metric)) or any(map(_may_be_no_sum, inside)))
-
-
-def _sets_state(kind: Any) -> bool:
-    """Return whether `update_state` of a metric's class assigns anything but a sum with the old value."""
-    update = inspect.unwrap(kind.update_state)
-    if update.__module__.partition(".")[0] == "keras":
-        return False
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(update)))
-    except (OSError, TypeError, SyntaxError):  # the source is unknown
-        return True
-    return any(
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "assign"
-        and not _adds(node)
-        for node in ast.walk(tree)
-    )
-
-
-def _adds(call: ast.Call) -> bool:
-    """Return whether the call is `state.assign(state + something)`."""
-    state = ast.unparse(call.func).removesuffix(".assign")
-    sums = [term for term in call.args if isinstance(term, ast.BinOp) and isinstance(term.op, ast.Add)]
-    return any(state in (ast.unparse(term.left), ast.unparse(term.right)) for term in sums)
+    return bool(not metric.variables or sets_state(metric) or any(map(_may_be_no_sum, metrics_inside(metric))))
 
 
 def _warn_of_other_metrics(names: str) -> bool:

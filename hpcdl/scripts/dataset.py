@@ -8,7 +8,7 @@ import numpy
 import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
-from hpcdl.scripts.fit.pipelines import arrays_in, kind_of, looks_of, same, seeds_of, shuffles_in
+from hpcdl.scripts.fit.pipelines import arrays_in, extents_in, kind_of, looks_of, same, seeds_of, shuffles_in
 from hpcdl.scripts.process.session import session, warn_once
 
 if TYPE_CHECKING:
@@ -46,7 +46,10 @@ def dataset(whole: Any, *, batch_size: int | None = None, steps: int | None = No
         part = part.take(each)
         most = each // batch_size if batch_size else each
         if not most:
-            raise UsageError(f"{number} elements on {size} ranks leave none for a batch of each; use fewer ranks")
+            smaller = "a smaller batch_size (none if the elements are batches), or " if batch_size else ""
+            raise UsageError(
+                f"hpcdl.dataset: {number} elements on {size} ranks leave no batch for each; use {smaller}fewer ranks"
+            )
         if steps is None:
             _tell_left_out(whole, most * (batch_size or 1) * size, batched=not batch_size, group=here.group)
         steps = min(steps or most, most)
@@ -84,7 +87,15 @@ def _check_alike(whole: Any, group: ScriptGroup) -> None:
     if group.size == 1 or not tf.executing_eagerly():
         return
     group.agree("hpcdl.dataset")
-    by_rank = group.messages.allgather_json([looks_of(array) for array in arrays_in(whole)])
+    rows = group.messages.allgather_json([[looks_of(array) for array in arrays_in(whole)], extents_in(whole)])
+    by_rank, all_extents = zip(*rows, strict=True)
+    for rank, others in enumerate(all_extents):
+        own, other = (", ".join(one) or "all" for one in (all_extents[0], others))
+        if own != other:
+            raise UsageError(
+                f"hpcdl.dataset: rank 0 takes {own} of its data set, rank {rank} {other}; it divides what all ranks "
+                "have alike: leave shard, skip and take by rank out, or hpcdl.dataset"
+            )
     if any(len(row) != len(by_rank[0]) for row in by_rank):
         return  # each rank made its data in a different way, so a comparison says nothing
     for rank, row in enumerate(by_rank[1:], 1):

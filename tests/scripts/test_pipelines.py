@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
-from hpcdl.scripts.dataset import _tell_left_out
+from hpcdl.scripts.dataset import _check_alike, _tell_left_out
 from hpcdl.scripts.fit import pipelines
 
 NUMBERS = np.arange(96.0).reshape(48, 2)
@@ -86,6 +86,36 @@ def test_one_file_for_the_caches_of_several_ranks_is_refused(
     text = said(data_of, monkeypatch)
     assert text.startswith("ranks 0 and 1 cache different samples in one file, all: ") == refused
     assert ('write cache(f"all-{hpcdl.rank()}-of-{hpcdl.size()}")' in text) == refused
+
+
+@pytest.mark.parametrize(
+    ("data_of", "refused"),
+    [
+        (lambda rank: WHOLE.shard(2, rank).batch(8), "rank 0 takes shard(2, 0) of its data set, rank 1 shard(2, 1); "),
+        (lambda rank: WHOLE.skip(24 * rank).take(24), "rank 1 take(24), skip(24); "),
+        (lambda rank: WHOLE.take(24) if rank else WHOLE, "rank 0 takes all of its data set, rank 1 take(24); "),
+        (lambda rank: tf.data.Dataset.range(rank * 48, rank * 48 + 48), "rank 1 range(48, 96); "),
+        (lambda rank: WHOLE.skip(8).take(32).shard(3, 0).repeat(2).prefetch(rank + 1), ""),
+    ],
+)
+def test_parts_that_ranks_have_taken_themselves_are_not_divided_again(
+    data_of: Callable[[int], Any], refused: str
+) -> None:
+    class Two(Group):
+        size = 2
+
+        def agree(self, what: str) -> None:
+            """Nothing to compare."""
+
+    groups = [Two([]), Two([])]
+    for rank, group in enumerate(groups):
+        _check_alike(data_of(rank), group)  # type: ignore[arg-type]
+    text = ""
+    try:
+        _check_alike(data_of(0), Two([group.own for group in groups]))  # type: ignore[arg-type]
+    except UsageError as error:
+        text = str(error)
+    assert (f"{refused}it divides what all ranks have alike" in text) if refused else not text
 
 
 def whole_of(number: int) -> tf.data.Dataset:

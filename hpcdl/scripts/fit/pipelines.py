@@ -20,6 +20,8 @@ from hpcdl.scripts.process.session import warn_once
 if TYPE_CHECKING:
     from hpcdl.scripts.process.group import ScriptGroup
 
+_EXTENTS = ("_num_shards", "_index", "_start", "_stop", "_count")
+"""Attributes of tf.data's stages that say which elements they take."""
 _ROWS = 256
 """Number of rows to compare of each source array, to check that all ranks have the same data."""
 
@@ -63,6 +65,15 @@ def arrays_in(whole: Any) -> list[Any]:
     """Return the source arrays of a data set, including its file names."""
     arrays = [one for stage in stages_of(whole) for one in getattr(stage, "_tensors", ())]
     return [one for one in arrays if one.dtype not in (tf.variant, tf.resource)]
+
+
+def extents_in(whole: Any) -> list[str]:
+    """Return which part of the data each stage takes, if it takes one, as `shard(2, 0)`."""
+    return [
+        f"{kind_of(stage).lower()}({', '.join(map(str, numbers))})"
+        for stage in stages_of(whole)
+        if (numbers := [int(vars(stage)[name]) for name in _EXTENTS if name in vars(stage)])
+    ]
 
 
 def looks_of(array: Any) -> list[Any]:

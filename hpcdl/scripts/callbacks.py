@@ -61,6 +61,8 @@ _FEW_OUTPUTS = 32
 """Predictions of so few samples are not compared: they are looks at single ones, or actions."""
 _MOST_OUTPUT_BYTES, _CHUNK = 2**27, 2**16
 """Larger outputs are not compared: reading them again would take too long. Values to take at once."""
+_SAME_LOGS = 1e-5
+"""Relative difference of a value in the logs that is rounding."""
 _OF_RECORD = {
     **{
         prefix + name: f"{prefix}accuracy"
@@ -96,6 +98,8 @@ class AgreeOverRanks(keras.callbacks.Callback):
         """Those arguments of this fit that ranks must have alike."""
         self.checkpoints: list[Any] = []
         """Keras's checkpoints of this fit, which check the weights on rank 0 only."""
+        self.watching: dict[str, str] = {}
+        """Values of the logs by which other callbacks of this fit decide, with the name of such a callback's class."""
         self._steps = self._epoch = 0
         self._epochs_before = 0
         """Epochs of the state when the fit began."""
@@ -275,13 +279,31 @@ class AgreeOverRanks(keras.callbacks.Callback):
         shared = shared_variables_of(self.model)
         named = {f"{index}: {getattr(variable, 'path', '')}": variable for index, variable in enumerate(shared)}
         check_same_weights(named, self._communicator, f"after epoch {epoch + 1}", OWN_CHANGES)
-        if any(self._communicator.allgather_json(bool(self.model.stop_training))):
+        values = {name: (logs or {}).get(name) for name in self.watching}
+        watched = {name: float(value) for name, value in values.items() if value is not None and numpy.ndim(value) == 0}
+        rows = self._communicator.allgather_json([bool(self.model.stop_training), watched])
+        self._compare_watched([one for _, one in rows])
+        if any(stops for stops, _ in rows):
             self.model.stop_training = True
         if self._run is not None and logs is not None:
             self._note(epoch, logs)
         if self._state is not None:
             self._state.epoch = epoch + 1 + (self._epochs_before if self._counts_on else 0)
             self._state.commit(stepped=False)
+
+    def _compare_watched(self, by_rank: Sequence[Mapping[str, float]]) -> None:
+        """Warn if a callback decides by a value that another callback has put into the logs on each rank."""
+        for name, value in by_rank[0].items():
+            for rank, values in enumerate(by_rank):
+                if not numpy.isclose(values.get(name, value), value, rtol=_SAME_LOGS, equal_nan=True):
+                    warn_once(
+                        self.group,
+                        f"{name} of each rank's own",
+                        f"{self.watching[name]} monitors {name}, which is {value:.6g} on rank 0, {values[name]:.6g} on "
+                        f"rank {rank}: each rank decides by its own; give all ranks the mean, "
+                        f"logs[{name!r}] = float(hpcdl.allreduce(value))",
+                    )
+                    return
 
     def _end_alike(self) -> None:
         """Take rank 0's weights if a callback restored different ones on some ranks (EarlyStopping's best)."""
@@ -491,6 +513,11 @@ def _arranged(given: Sequence[Any]) -> list[Any]:
     other_callbacks = [callback for callback in given if not isinstance(callback, AgreeOverRanks)]
     # A list may be arranged more than once.
     unwrapped = [callback.callback if isinstance(callback, Kept) else callback for callback in other_callbacks]
+    agreeing[0].watching = {
+        callback.monitor: type(callback).__name__
+        for callback in unwrapped
+        if isinstance(getattr(callback, "monitor", None), str)
+    }
     agreeing[0].checkpoints = [callback for callback in unwrapped if keeps_best(callback)]
     other_callbacks = (
         other_callbacks if agreeing[0].group.size == 1 else written_on_rank_0(other_callbacks, agreeing[0].group)

@@ -195,6 +195,35 @@ def test_predictions_of_a_ranks_own_samples_are_named(
     assert [line.split("warning: model.")[1].split()[0] for line in lines] == functions, ended.err
 
 
+MONITORS = """
+import sys, hpcdl
+hpcdl.init()
+import keras, numpy as np
+how, rank = sys.argv[1], hpcdl.rank()
+x = np.random.default_rng(rank).normal(size=(32, 4))
+class Look(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        value = np.std(self.model.predict(x, verbose=0))
+        logs["spread"] = float(hpcdl.allreduce(value)) if how == "averaged" else value
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile(hpcdl.DistributedOptimizer("sgd"), "mse")
+monitor = "loss" if how == "not monitored" else "spread"
+stop = keras.callbacks.EarlyStopping(monitor, mode="min", patience=9)
+model.fit(x, x[:, :1], epochs=3, verbose=0, callbacks=[Look(), stop])
+"""
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["own", pytest.param("averaged", marks=pytest.mark.long), pytest.param("not monitored", marks=pytest.mark.soak)],
+)
+def test_a_monitored_value_of_each_ranks_own_is_named(session_hpcdl: CommandLine, tmp_path: Path, how: str) -> None:
+    (tmp_path / "script.py").write_text(MONITORS)
+    ended = session_hpcdl(["run", "--ranks", "2", "--run-dir", tmp_path / "run", tmp_path / "script.py", how])
+    assert ended.code == 0, ended.err
+    assert ended.err.count("warning: EarlyStopping monitors spread, which is ") == (how == "own"), ended.err
+
+
 DECAYS = """
 import sys, hpcdl
 hpcdl.init()

@@ -78,6 +78,8 @@ CASES: dict[str, Callable[[], None]] = {
     "sum": lambda: equals_one_process(dense, weighted(SUM), False, RATE_OF_SUMS),
     "sum with weights": lambda: equals_one_process(dense, weighted(SUM), True, RATE_OF_SUMS),
     "sum of unmasked values": lambda: equals_one_process(masked, weighted(SUM), False, RATE_OF_SUMS),
+    "a number for each sample": lambda: equals_one_process(dense, weighted("none"), False, RATE_OF_SUMS),
+    "numbers with weights": lambda: equals_one_process(dense, weighted("none"), True, RATE_OF_SUMS),
     "mask": lambda: equals_one_process(masked, "mse", False),
     "mask and mean over weights": lambda: equals_one_process(masked, weighted(WEIGHTED), True),
     "mask of an embedding": lambda: equals_one_process(embedded, "mse", False),

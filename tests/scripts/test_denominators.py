@@ -13,7 +13,13 @@ from tests.scripts.scripts import HERE, keys_of, run_script, succeed
 pytestmark = pytest.mark.mpi
 SCRIPT = "denominator_cases.py"
 CASES = keys_of(SCRIPT, "CASES")
-QUICK = ("mean over weights", "sum of unmasked values", "mask of an embedding", "two outputs, one masked")
+QUICK = (
+    "mean over weights",
+    "sum of unmasked values",
+    "mask of an embedding",
+    "two outputs, one masked",
+    "a number for each sample",
+)
 
 
 def found(hpcdl: CommandLine, folder: Path, cases: list[str], ranks: int) -> list[dict[str, str]]:

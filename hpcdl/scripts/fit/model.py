@@ -25,8 +25,8 @@ import tensorflow as tf
 from hpcdl.core.errors import UsageError
 from hpcdl.scripts.collectives import tensors
 from hpcdl.scripts.fit.batch_losses import batch_losses_checked
-from hpcdl.scripts.fit.batch_mixes import EXACT
-from hpcdl.scripts.fit.batch_sums import batch_sums_checked
+from hpcdl.scripts.fit.batch_mixes import EXACT, has_rows
+from hpcdl.scripts.fit.batch_sums import batch_sums_checked, has_variables
 from hpcdl.scripts.fit.samples import note_samples
 from hpcdl.step.keras_internals import losses_weighed
 
@@ -240,6 +240,7 @@ def _sharing(model: Any, train_step: Callable[[Any], Any], group: ScriptGroup) -
         averages = getattr(model.optimizer, "averages_ranks", False)
         with (
             weighed_over_ranks(group) if averages else contextlib.nullcontext(),
+            _rows_added(group) if averages and not own else contextlib.nullcontext(),
             batch_losses_checked(group) if averages else contextlib.nullcontext(),
             batch_sums_checked(group, rows_of_batch, own) if averages else contextlib.nullcontext(),
             getattr(model.optimizer, "sharing_loss", contextlib.nullcontext)(),
@@ -247,6 +248,36 @@ def _sharing(model: Any, train_step: Callable[[Any], Any], group: ScriptGroup) -
             return train_step(data)
 
     return _of_batch(model, functools.wraps(train_step)(sharing))
+
+
+@contextlib.contextmanager
+def _rows_added(group: ScriptGroup) -> Iterator[None]:
+    """Inside, a loss with a number for each sample (reduction="none") is the sum over the samples of all ranks.
+
+    A tape adds up what it derives.
+    """
+    plain = tf.GradientTape.gradient
+
+    @functools.wraps(plain)
+    def gradient(self: Any, target: Any, sources: Any, output_gradients: Any = None, **rest: Any) -> Any:
+        batch = rows_of_batch()
+        if batch and output_gradients is None and has_variables(sources) and _by_row(target, batch[0].shape[0]):
+            output_gradients = tf.fill(tf.shape(target), tf.cast(group.size, target.dtype))
+        return plain(self, target, sources, output_gradients, **rest)
+
+    vars(gradient)["autograph_info__"] = {}  # TensorFlow's mark of functions that AutoGraph does not convert
+    tf.GradientTape.gradient = gradient
+    try:
+        yield
+    finally:
+        tf.GradientTape.gradient = plain
+
+
+def _by_row(loss: Any, number: int | None) -> bool:
+    """Return whether `loss` has a number for each sample of a batch of `number`; None: not known in tracing."""
+    if not tf.is_tensor(loss) or not loss.shape.rank:
+        return False
+    return bool(loss.shape[0] == number) if tf.executing_eagerly() else has_rows(loss, number)
 
 
 def _summing(model: Any, train_step: Callable[[Any], Any], group: ScriptGroup) -> Callable[[Any], Any]:

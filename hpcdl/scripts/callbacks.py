@@ -196,7 +196,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
         if self._metrics is not None:
             self._metrics.in_epoch = True
         for center in self._centers():
-            center.report_period((self.params or {}).get("steps"))
+            center.report_period((self.params or {}).get("steps"), (self.params or {}).get("epochs"))
             center.begin_epoch(self._communicator)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:

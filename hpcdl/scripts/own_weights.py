@@ -36,13 +36,13 @@ from hpcdl.scripts.exchange import (
 from hpcdl.scripts.fit.files import save_once
 from hpcdl.scripts.fit.model import scales
 from hpcdl.scripts.process.exit import after_updates
-from hpcdl.scripts.process.session import note_strategy
+from hpcdl.scripts.process.session import note_strategy, warn_once
 from hpcdl.step.keras_internals import trained_by
 from hpcdl.strategies.allreduce.worker import broadcast_variables
 from hpcdl.strategies.base.graph import call_python
 from hpcdl.strategies.base.strategy import Context, StrategyInfo
 from hpcdl.strategies.elastic.flat import assign_pieces, one_buffer
-from hpcdl.strategies.elastic.replica import moving_rate
+from hpcdl.strategies.elastic.replica import hardly_moves, moving_rate
 from hpcdl.strategies.refusals import unstable_rate
 from hpcdl.strategies.table import load_strategy
 from hpcdl.supervision.control import check_same_weights
@@ -109,8 +109,9 @@ class OwnWeights(ABC):
         """
         self.to_center()
 
-    def report_period(self, steps: int | None) -> None:  # noqa: B027  nothing to do where a center keeps the ranks together
-        """Warn of a period that is long compared with the number of steps of an epoch; None if it is unknown."""
+    @abstractmethod
+    def report_period(self, steps: int | None, epochs: int | None) -> None:
+        """Warn of a period that is long for a fit of `epochs` with this many `steps` each; None if unknown."""
 
     def _check_types(self, variables: Sequence[Any]) -> None:
         """Raise UsageError for a type that flat float32 buffers do not hold."""
@@ -263,6 +264,17 @@ class CenterExchange(OwnWeights):
         """Return the center."""
         center: Array = self._replica.center()
         return center
+
+    def report_period(self, steps: int | None, epochs: int | None) -> None:
+        """Warn once if the center, which is the model after the fit, hardly moves."""
+        num_steps = self._num_updates + (steps or 0) * (epochs or 1)
+        if steps and hardly_moves(self._replica.elastic.period_steps, num_steps):
+            warn_once(
+                self.group,
+                f"the period of {self._name}",
+                f"period={self._replica.elastic.period_steps} is long for {num_steps} steps: the center, which is the "
+                "model after fit, hardly moves; give a shorter period",
+            )
 
     def state(self) -> dict[str, Array]:
         """Return this rank's state for a checkpoint, beyond the center."""

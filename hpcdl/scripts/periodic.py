@@ -231,7 +231,7 @@ class PeriodicExchange(OwnWeights):
             self._own = weights
             self._assign(self.shared())
 
-    def report_period(self, steps: int | None) -> None:
+    def report_period(self, steps: int | None, epochs: int | None) -> None:
         """Warn once of a period that is long compared with an epoch of a fit."""
         if is_long(self.period, steps or 0) and self.group.rank == 0:
             self.group.keep((self._name, "said that the period is long"), lambda: self._report_long_period(steps))

@@ -373,6 +373,17 @@ def a_center_with_unequal_steps() -> None:
         alike([one.numpy() for one in model.weights])
 
 
+@case
+def a_period_that_is_long_for_a_fit() -> None:
+    """The model after a fit is the center, which has hardly moved: `fit` says so, once."""
+    inputs, targets = map(part, data())
+    for period, expected in ((40, 1), (2, 0)):
+        optimizer = hpcdl.DistributedOptimizer(O.SGD(0.05), strategy="sync-easgd", period=period)
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            train(mlp(), optimizer, inputs, targets, BATCH // SIZE, epochs=3)
+        assert said.getvalue().count(f"period={period} is long for ") == expected * (RANK == 0), said.getvalue()
+
+
 def wide() -> Any:
     return keras.Sequential([keras.layers.Dense(64, activation="tanh"), keras.layers.Dense(1)])
 

@@ -265,11 +265,17 @@ class Replica:
         self.weights = self._restored.get("replica/weights", weights).astype(numpy.float32).copy()
 
 
+def hardly_moves(period: int, num_steps: int) -> bool:
+    """Return whether a run of so many steps, 0 if unknown, ends before the center has moved a few times.
+
+    In the first exchange the workers have only what all began with.
+    """
+    return period > 1 and 0 < num_steps <= _FEW_MOVES * period
+
+
 def _warnings(context: Context) -> list[str]:
-    """Warn of a center that the workers hardly reach; the first exchange has only what all began with."""
     period = context.elastic.period_steps
-    moves = (context.num_steps - 1) // period if period > 1 else _FEW_MOVES
-    if context.num_steps <= 0 or moves >= _FEW_MOVES:
+    if not hardly_moves(period, context.num_steps):
         return []
     return [
         f"--period {period} is long for a run of {context.num_steps} steps: the center, which is evaluated and saved, "

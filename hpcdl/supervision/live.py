@@ -11,7 +11,7 @@ from typing import Any
 
 from hpcdl.cluster.status import FOLDER as RANKS_FOLDER
 from hpcdl.core.errors import CorruptError, UsageError
-from hpcdl.core.records.run_record import FILE_NAME, continues, from_json, read_record, state_of
+from hpcdl.core.records.run_record import FILE_NAME, FINISHED, continues, from_json, read_record, state_of
 from hpcdl.core.storage.disk import is_own, make_folder, remove_file, touch
 from hpcdl.core.storage.files import read_json
 from hpcdl.core.units import IMAGES
@@ -91,17 +91,19 @@ class LiveView:
         step, start = self._events.get("step", {}), self._events.get("start", {})
         num_done, total, first = step.get("step") or 0, start.get("steps"), start.get("done") or 0
         took_s = seconds_between(start, step)
-        left_s = None
+        left_s, loss, rate = None, step.get("loss"), step.get("images_per_second")
         if not continues(status):  # the journal notes steps only twice a second
             num_done = max(num_done, record.steps if record else 0)
+            if record and record.status == FINISHED:
+                loss, rate = record.loss, record.images_per_second
         elif total and took_s is not None and num_done > first:
             left_s = (total - num_done) * took_s / (num_done - first)
         return RunNow(
             status=status,
             step=num_done,
             num_steps=total,
-            loss=step.get("loss"),
-            images_per_second=step.get("images_per_second"),
+            loss=loss,
+            images_per_second=rate,
             counted=start.get("counted", IMAGES),
             seconds_left=left_s,
             ranks=ranks[:MOST_ROWS],

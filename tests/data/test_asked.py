@@ -879,6 +879,10 @@ def test_a_data_folder_is_no_source_and_a_part_of_it_no_data_folder(tmp_path: Pa
     for lost in (shards, shards / "train"):
         with pytest.raises(UsageError, match=r"holds shards without their manifest\.json"):
             open_dataset(str(lost))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.toml").touch()
+    with pytest.raises(UsageError, match="is a run directory, not a data folder; `hpcdl runs "):
+        open_dataset(str(tmp_path / "run"))
 
 
 @pytest.mark.parametrize(("sides", "said"), [((30, 30), True), ((30, 40), False), ((15, 20), False), ((8, 11), False)])

@@ -95,3 +95,12 @@ def test_the_command_ends_with_the_run(run_hpcdl: CommandLine, tmp_path: Path) -
     )
     reported = run_hpcdl(["watch", tmp_path / "run"])
     assert reported.code == 0 and reported.out.startswith("lost  step 9 of 9"), reported.err
+
+
+def test_a_finished_run_shows_its_last_loss(run_hpcdl: CommandLine, tmp_path: Path) -> None:
+    """The journal notes steps twice a second: of a run of six it may hold the first alone."""
+    (tmp_path / "run").mkdir()
+    journal(tmp_path / "run", {"kind": "start", "steps": 6, "done": 0, "at": 1.0})
+    journal(tmp_path / "run", {"kind": "step", "step": 1, "at": 2.0, "loss": 2.3, "images_per_second": 100.0})
+    write_record(tmp_path / "run", make_record(status="finished", steps=6, loss=0.25, images_per_second=800.0))
+    assert run_hpcdl(["watch", tmp_path / "run"]).out == "finished  step 6 of 6  800 images/s  loss 0.2500\n"

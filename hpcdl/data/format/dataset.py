@@ -282,6 +282,8 @@ def open_dataset(data: str, *, seed: int = 0, verified: bool = True) -> Dataset:
             raise UsageError(f"{data} is one split of a data folder; give {folder.parent}")
         if any(folder.glob("shard-*.h5")) or any(folder.glob("*/shard-*.h5")):
             raise UsageError(f"{data} holds shards without their {FILE_NAME}; copy it there, or shard the source again")
+        if (folder / "run.toml").is_file():
+            raise UsageError(f"{data} is a run directory, not a data folder; `{typed('runs', folder)}` shows it")
         raise UsageError(
             f"{data} holds no {FILE_NAME}; make a data folder with `{typed('shard', folder, 'NEW_FOLDER')}`"
         )

@@ -27,7 +27,7 @@ def test_a_step_counts_whose_weights_have_moved_when_the_group_breaks_behind_it(
 
     host: Any = SimpleNamespace(
         position=Position(num_metrics=1), group=SimpleNamespace(rank=0), best_loss=math.inf, sound_step=-1,
-        steps_done=lambda: 0, worker=SimpleNamespace(after_step=after_step),
+        _first_loss=None, steps_done=lambda: 0, worker=SimpleNamespace(after_step=after_step),
     )  # fmt: skip
     with pytest.raises(BrokenGroup):
         HostStep._note(host, 0.5, np.array([3.0]), 4, (0.0, 0.1, 0.2, 0.3), time.monotonic())

@@ -143,8 +143,8 @@ class HostStep:
         self.once_after: Callable[[], None] | None = None
         """Called once at the end of the next step, or after the last one."""
         self.best_loss, self.sound_step = math.inf, -1
-        self._first_loss: float | None = None
         """The last number of steps after which the loss was still near the best."""
+        self._first_loss: float | None = None
         self._moved_by_forward: list[Any] = []
         self._read_moved_by_forward: state.Reader | None = None
         self._before_step: dict[str, Array] = {}
@@ -365,13 +365,13 @@ class HostStep:
         return way_back(self._run_dir, self._run_plan.config, self.sound_step)
 
     def warn_if_diverged(self) -> None:
-        """Warn if the mean loss of the last epoch, which is finite, is far above that of untrained weights."""
+        """Warn if the mean loss of the last epoch, which is finite, is far above that of the first step."""
         last = self.outcome.history[-1].loss if self.outcome.history else None
         first = self._first_loss
         if first is not None and last is not None and last - first > EXPLODED * max(1.0, abs(first)):
             self.outcome.warnings.append(
-                f"the loss rose from {first:.4g} in the first step to {last:.4g}: the training has diverged; lower "
-                "--learning-rate, or add --warmup-epochs"
+                f"the loss rose from {first:.4g} to {last:.4g}: the training has diverged; lower --learning-rate, or "
+                "add --warmup-epochs"
             )
 
     def warn(self, text: str) -> None:

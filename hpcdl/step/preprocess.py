@@ -49,27 +49,25 @@ def preprocessed(dataset: Dataset, config: DataConfig) -> Dataset:
 
 
 def doubts(dataset: Dataset, config: DataConfig, workers: Communicator) -> list[str]:
-    """Return a line if the user's function holds other numbers at each trace, or on another rank. Collective.
+    """Return a line if the user's function holds other numbers at each trace, each load, or on another rank.
 
-    What NumPy draws inside it is drawn once, and then a constant of the graph.
+    What NumPy draws inside it is drawn once, and then a constant of the graph. Collective.
     """
     if not config.preprocess:
         return []
-    first, again = _constants(dataset), _constants(dataset)
-    digests = workers.allgather_json([first, again])
-    remedy = "draw by tf.random.stateless_uniform or _normal with the argument seed"
-    if any(first != again for first, again in digests):
+    loaded, traced, loaded_again = map(_constants, (dataset, dataset, preprocessed(dataset, config)))
+    rows = workers.allgather_json([loaded, traced, loaded_again])
+    if any(loaded != traced for loaded, traced, _ in rows):
         return [
             f"preprocess {config.preprocess!r} draws random numbers once, and all batches get the same, as with "
-            f"numpy.random inside it; {remedy}"
+            "numpy.random inside it; draw by tf.random.stateless_uniform or _normal with the argument seed"
         ]
-    odd = next((rank for rank, pair in enumerate(digests) if pair != digests[0]), None)
-    if odd is None:
-        return []
-    return [
-        f"preprocess {config.preprocess!r} holds other numbers on rank {odd} than on rank 0, as with numpy.random in "
-        "its file; give the generator a seed, as numpy.random.default_rng(0)"
-    ]
+    if len({digest for row in rows for digest in row}) > 1:
+        return [
+            f"preprocess {config.preprocess!r} holds other numbers each time its file is loaded: on each rank, and in "
+            "hpcdl evaluate; give random generators there a seed, as numpy.random.default_rng(0)"
+        ]
+    return []
 
 
 def _constants(dataset: Dataset) -> str:
@@ -84,6 +82,9 @@ def _constants(dataset: Dataset) -> str:
     graph = traced.graph.as_graph_def()
     nodes = itertools.chain(graph.node, *(function.node_def for function in graph.library.function))
     values = [node.attr["value"].tensor.SerializeToString(deterministic=True) for node in nodes if node.op == "Const"]
+    # Large tensors of the file are inputs of the graph; variables and tables, as of Keras's layers, change by design.
+    held = (value for value in traced.captured_inputs if value.dtype not in (tf.resource, tf.variant))
+    values += [tf.io.serialize_tensor(value).numpy() for value in held]
     return hashlib.sha256(b"".join(sorted(hashlib.sha256(value).digest() for value in values))).hexdigest()
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hpcdl.comm.threads import ThreadCommunicator, run
+from hpcdl.comm.threads import run
 from hpcdl.config.schema import DataConfig
 from hpcdl.core.errors import UsageError
 from hpcdl.data.format.dataset import Dataset, open_dataset
@@ -47,16 +46,17 @@ def asks(inputs, targets): return (inputs if inputs[0, 0, 0, 0] > 3 else -inputs
 def more(inputs, targets, weather): return inputs, targets
 number = 3
 
-import threading
 import numpy as np
-of_file = {int(name.rpartition("-")[2]): 0.1 * place for place, name in enumerate(["x-0", "x-1"])}
+order, noise = np.random.default_rng().permutation(12), tf.random.normal((12, 10, 1))
+known = np.random.default_rng(0).permutation(12)
 turns = keras.layers.RandomRotation(0.1)
 
 def drawn_once(inputs, targets):
     return tf.cast(inputs, tf.float32) + np.random.default_rng().normal(size=(12, 10, 1)), targets
 
-def of_rank(inputs, targets):
-    return tf.cast(inputs, tf.float32) + of_file[int(threading.current_thread().name.rpartition("-")[2])], targets
+def permuted(inputs, targets): return tf.gather(inputs, order, axis=1), targets
+def permuted_alike(inputs, targets): return tf.gather(inputs, known, axis=1), targets
+def with_tensor(inputs, targets): return tf.cast(inputs, tf.float32) + noise, targets
 
 def drawn_by_step(inputs, targets, training):
     turned = turns(tf.cast(inputs, tf.float32), training=training)
@@ -232,20 +232,18 @@ def test_what_can_be_seen_before_a_run_starts(session_hpcdl: CommandLine, shards
 
 
 @pytest.mark.parametrize(("name", "reported"), [
-    ("drawn_once", "draws random numbers once"), ("of_rank", "other numbers on rank 1 than on rank 0"),
-    ("halved", ""), ("seen", ""), ("drawn_by_step", ""),
+    ("drawn_once", "draws random numbers once"), ("permuted", "each time its file is loaded"),
+    ("with_tensor", "each time its file is loaded"), ("permuted_alike", ""), ("halved", ""), ("seen", ""),
+    ("drawn_by_step", ""),
 ])  # fmt: skip
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_numbers_that_are_constants_of_the_graph_are_named(
-    source: Path, data: Dataset, name: str, reported: str
+    source: Path, data: Dataset, name: str, reported: str, ranks: int
 ) -> None:
-    """What NumPy draws inside the function is the same in every batch; what its file draws is each rank's own."""
+    """What NumPy draws inside the function is the same in every batch; what its file draws is each process's own."""
     from hpcdl.step.preprocess import doubts, preprocessed
 
     config = own(f"{source}:{name}")
-
-    def doubted(group: ThreadCommunicator) -> list[str]:
-        threading.current_thread().name = f"rank-{group.rank}"
-        return doubts(preprocessed(data, config), config, group)
-
-    first, second = run(2, doubted)
-    assert first == second and len(first) == bool(reported) and reported in "".join(first)
+    first, *others = run(ranks, lambda group: doubts(preprocessed(data, config), config, group))
+    assert all(lines == first for lines in others)
+    assert len(first) == bool(reported) and reported in "".join(first)

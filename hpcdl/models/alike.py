@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
-from hpcdl.core.errors import UsageError
+from hpcdl.core.errors import UsageError, shown
 from hpcdl.core.protocols import Communicator
 from hpcdl.models.check import flat_layers
 
 _OWN = ("name", "seed", "module", "registered_name", "shared_object_id")
 """Entries of a layer's configuration that may differ between processes: random numbers are each rank's own."""
-_MOST_SHOWN = 40
 
 
 def difference(model: keras.Model, spec: str, workers: Communicator) -> list[str]:
@@ -62,15 +61,20 @@ def _layer_that_differs(ours: Sequence[Any], theirs: Sequence[Any]) -> str:
     for (name, kind, settings), (_, other_kind, other_settings) in zip(ours, theirs, strict=True):
         if kind != other_kind:
             return f"layer {name} is {kind} and {other_kind}"
-        for key in sorted({*settings, *other_settings}):
-            if settings.get(key) != other_settings.get(key):
-                return f"{key} of layer {name} is {_shown(settings.get(key))} and {_shown(other_settings.get(key))}"
+        if settings != other_settings:
+            key, value, other = _entry_that_differs(settings, other_settings)
+            return f"{key} of layer {name} is {shown(value)} and {shown(other)}"
     raise AssertionError("the layers are alike")
 
 
-def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+def _entry_that_differs(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[str, Any, Any]:
+    """Return the key and both values of the first difference; of a layer inside another as `layer.config.units`."""
+    pairs = ((key, ours.get(key, "absent"), theirs.get(key, "absent")) for key in sorted({*ours, *theirs}))
+    key, value, other = next(pair for pair in pairs if pair[1] != pair[2])
+    if not isinstance(value, dict) or not isinstance(other, dict):
+        return key, value, other
+    inner, value, other = _entry_that_differs(value, other)
+    return f"{key}.{inner}", value, other
 
 
 def _settings(layer: Any) -> Any:

@@ -42,11 +42,12 @@ def network(*inner: Any) -> keras.Model:
 
 
 DIFFERENT: dict[str, tuple[Callable[[int], Any], str]] = {
-    "activation": (lambda rank: layers.Dense(3, activation=["relu", "tanh"][rank]), 'activation of layer .*"relu" and'),
+    "activation": (lambda rank: layers.Dense(3, activation=["relu", "tanh"][rank]), "is 'relu' and 'tanh'"),
     "rate": (lambda rank: layers.Dropout(0.1 * (1 + rank)), "rate of layer .* is 0.1 and 0.2"),
     "kind": (lambda rank: [layers.ReLU(), layers.ELU()][rank], "is ReLU and ELU"),
     "in a wrapper": (
-        lambda rank: layers.TimeDistributed(layers.Dense(2, activation=[None, "tanh"][rank])), "layer of layer"
+        lambda rank: layers.TimeDistributed(layers.Dense(2, activation=[None, "tanh"][rank])),
+        "config.activation of layer .* and 'tanh'"
     ),
     "constants": (lambda rank: layers.Normalization(mean=[0.5 + rank] * 5, variance=[1.0] * 5), "mean of layer"),
 }  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from tests.lab.desk import Desk
@@ -32,11 +34,14 @@ def test_a_run_continues_when_a_node_is_cut_off_for_a_while(lab_slurm: SlurmLab)
         assert f"injected: {reported}" in texts, texts
     assert "tbf" not in lab_slurm.run(["tc", "qdisc", "show", "dev", "eth0"], host="node2").out
     told_at = next(event["at"] for event in events if "partition" in event["text"] and "step" in event)
-    before_s = [event["at"] for event in desk.events("impaired", "step") if event["step"] <= 20]
+    steps = desk.events("impaired", "step")
+    before_s = [event["at"] for event in steps if event["step"] <= 20]
     assert told_at - max(before_s) > 4, "told by rank 2, whose clock is ahead"
     record = desk.record("impaired")
     assert (record["status"], record["steps"]) == ("finished", 60)
-    assert record["step_seconds_quantiles"]["100%"] > 1.9, "one step stood still"
+    # Not by the longest step: a partition may begin between two steps, while the ranks agree whether to go on.
+    gaps_s = [after["at"] - before["at"] for before, after in itertools.pairwise(steps)]
+    assert max(gaps_s) > 1.9, "the run stood still"
     assert all(seconds >= 0 for seconds in record["parts"].values()), record["parts"]
 
 

@@ -130,7 +130,9 @@ def test_srun_gets_nodes_ranks_and_the_right_pmi(tmp_path: Path) -> None:
     assert line[0] == str(tmp_path / "srun") and line[-2:] == ["python", "a b"]
     assert {"--kill-on-bad-exit=0", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--cpu-bind=none"} <= set(line)
     assert f"--mpi={PMI_BY_FLAVOUR[mpi_flavour()]}" in line and isinstance(dict(needed), dict)
-    environment["HPCDL_SRUN_MPI"] = "pmix_v4"
+    assert needed["SLURM_PMIX_FENCE"] == "tree"
+    environment |= {"HPCDL_SRUN_MPI": "pmix_v4", "SLURM_PMIX_FENCE": "ring"}
+    assert "SLURM_PMIX_FENCE" not in load_launcher("slurm").line(PLAN, ["x"], mpi=True, environment=environment)[1]
     assert "--mpi=pmix_v4" in load_launcher("slurm").line(PLAN, ["x"], mpi=True, environment=environment)[0]
     assert "--mpi=none" in load_launcher("slurm").line(PLAN, ["x"], mpi=False, environment=environment)[0]
     with pytest.raises(UsageError, match="srun, which is not on PATH"):

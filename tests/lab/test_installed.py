@@ -135,7 +135,8 @@ def test_mpiexec_of_a_page_starts_ranks_of_one_job(site: Site, lab_slurm: SlurmL
 
 @pytest.mark.parametrize("version, mpi, library", [("1.0", "pmi2", "MPICH Ve"), ("1.1-openmpi", "pmix", "Open MPI")])
 def test_ranks_on_four_nodes_are_one_job(site: Site, lab_slurm: SlurmLab, version: str, mpi: str, library: str) -> None:
-    settings = "export OMPI_MCA_hwloc_base_binding_policy=none UCX_TLS=tcp,self UCX_NET_DEVICES=eth0"
+    network = "UCX_TLS=tcp,self UCX_NET_DEVICES=eth0"
+    settings = f"export SLURM_PMIX_FENCE=tree OMPI_MCA_hwloc_base_binding_policy=none {network}"
     commands = (settings, f'srun -K1 -N4 --mpi={mpi} hpcdl-python -c "{WORLD}"')
     finished = site.run(lab_slurm, *commands, version=version)
     assert finished.code == 0, finished.err

@@ -22,6 +22,13 @@ PMI_BY_FLAVOUR = {
     "cray": "cray_shasta",
 }
 """The interface that each MPI requests of its launcher; a wrong one starts N jobs of one rank each."""
+_FENCE_VARIABLE = "SLURM_PMIX_FENCE"
+"""How Slurm's PMIx makes the ranks wait for each other.
+
+By default ranks that exchange something wait by another algorithm than ranks that only wait. On a busy node Slurm 22.05
+then let ranks go on too early: 1 of 25 starts of Open MPI 4.1 crashed in MPI_Init, as a rank got a message over
+TCP that it could not handle yet. With one algorithm for both, none of 260 did.
+"""
 _NO_STEP = "42949672"
 """Slurm numbers batch scripts and interactive shells from 4294967290 up: these steps have no ranks."""
 _NO_LOSS = rf"Terminated|Exited with exit code {StoppedEarly.exit_code}$"
@@ -111,7 +118,8 @@ class Slurm(Launcher):
         ]
         # The earlier step never ends on a node that is gone, and Slurm counts its cores on all nodes as busy.
         beside = {"SLURM_OVERLAP": "1"} if LEFT_OUT_VARIABLE in environment else {}
-        return [*arguments, *_DEAF, *command], {**environment_for(flavour), **beside}
+        fence = {} if _FENCE_VARIABLE in environment else {_FENCE_VARIABLE: "tree"}
+        return [*arguments, *_DEAF, *command], {**environment_for(flavour), **fence, **beside}
 
     def first_casualty(self, log: str) -> Casualty | None:
         """Return a node that went down, which ends all other tasks too; else the first task that srun reports."""

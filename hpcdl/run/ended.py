@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import re
 import sys
 import time
@@ -83,7 +84,7 @@ def one_line(error: BaseException) -> str:
     lines = lines_of(error) or [""]
     text = lines[0]
     if text.startswith("Graph execution error"):
-        before_node = [line for line in lines if "{{node" not in line]
+        before_node = list(itertools.takewhile(lambda line: "{{node" not in line, lines))
         text = next((line for line in lines if _RAISED.match(line)), before_node[-1])
     return printable(text if isinstance(error, HpcdlError) else f"{type(error).__name__}: {text}".rstrip(": "))
 

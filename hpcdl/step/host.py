@@ -158,7 +158,8 @@ class HostStep:
         self._step = worker.build_step(self.model, self.objective, as_model_input) or self.build(self.optimizer)
         self._follow = build_follow(self.model, self.optimizer, worker)
         self.most_steps = self._most_steps_of(run_plan.config.run.steps_per_call)
-        self._several = build_several(self._step, self.optimizer, self._got_batch, self._continues)
+        xla = run_plan.config.model.xla
+        self._several = build_several(self._step, self.optimizer, self._got_batch, self._continues, xla=xla)
         self._call = _Call()
         self._counted: Traffic | None = None
         self.outcome.clock.join(group)

@@ -110,11 +110,15 @@ def _naming_xla(step: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return step(*batch)
         except tf.errors.OpError as error:
+            text = error.message or ""
             # TensorFlow: `Detected unsupported operations when trying to compile graph NAME on XLA_CPU_JIT: OP (...)`.
-            match = re.search(r"unsupported operations.*?on \S+: (.*?)(?:\n|$)", error.message or "", re.DOTALL)
-            if match is None:
+            if match := re.search(r"unsupported operations.*?on \S+: (.*?)(?:\n|$)", text, re.DOTALL):
+                reason = f"--xla: XLA cannot compile {match[1].strip()} of this model; leave --xla out"
+            elif match := re.search(r"^.* deterministic XLA implementation", text, re.MULTILINE):
+                reason = f"--xla with --deterministic: {match[0].strip()}; leave one of them out"
+            else:
                 raise
-            raise UsageError(f"--xla: XLA cannot compile {match[1].strip()} of this model; leave --xla out") from error
+            raise UsageError(reason) from error
 
     return call
 
@@ -185,6 +189,8 @@ def build_several(
     optimizer: Any,
     got_batch: Callable[[], float],
     step_over: Callable[[Array, Array], tuple[bool, float]],
+    *,
+    xla: bool = False,
 ) -> Callable[[Any, Any], Any]:
     """Return a compiled function of an iterator of batches and the first step's learning rate.
 
@@ -219,5 +225,5 @@ def build_several(
         )
         return continues
 
-    compiled: Callable[[Any, Any], Any] = originals()(several)
+    compiled: Callable[[Any, Any], Any] = _naming_xla(originals()(several)) if xla else originals()(several)
     return compiled

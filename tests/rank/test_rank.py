@@ -46,6 +46,10 @@ Detected at node functional_1/probe_1/PyFunc defined at (most recent call last):
             "OSError: ValueError: planted",
         ),
         (RuntimeError(f"{GRAPH}OOM when allocating\n\t [[{{{{node x}}}}]]"), "RuntimeError: OOM when allocating"),
+        (
+            RuntimeError(f"{GRAPH}no such kernel\n\t [[{{{{node x}}}}]]\n\tfailed\n\t [[while/body/f]] [Op:f]"),
+            "RuntimeError: no such kernel",
+        ),
     ],
 )
 def test_the_line_that_says_most(error: BaseException, line: str) -> None:

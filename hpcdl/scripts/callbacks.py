@@ -23,13 +23,14 @@ from hpcdl.scripts.existing import existing_alike
 from hpcdl.scripts.fit.adapted import check_adapted, synchronize_normalization
 from hpcdl.scripts.fit.deferred import with_deferred
 from hpcdl.scripts.fit.files import Kept, keeps_best, written_on_rank_0
-from hpcdl.scripts.fit.learning_rate import rates_of, set_rates
+from hpcdl.scripts.fit.learning_rate import fixed_rate, rates_of, set_rates
 from hpcdl.scripts.fit.metrics import MetricsOverRanks, apart_from_fit
 from hpcdl.scripts.fit.model import (
     LATE_SCALE,
     build_for,
     center_of,
     group_of_fit,
+    leaves_of,
     optimizers_of,
     prepare_model,
     set_own,
@@ -145,6 +146,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
                 # Not the optimizer itself: after another `compile` it would be taken for one that the model uses.
                 set_own(self.model, "compared_with", id(optimizer))
                 warn_of_other_settings(self.group, self.model.name, settings_of_model(self.model))
+            self._compare_rates()
             check_pipelines(self.group, self.given)
             check_series(self.group, self.given[0] if self.given else None)
             stop_noting(self.model)
@@ -163,6 +165,14 @@ class AgreeOverRanks(keras.callbacks.Callback):
         self._metrics = MetricsOverRanks(self.model, self._communicator, self.group)
         self._metrics.install(self._end_steps)
         self._began_s = time.monotonic()
+
+    def _compare_rates(self) -> None:
+        """Warn if the script has given ranks different learning rates since the optimizers were made. Collective."""
+        leaves = [leaf for optimizer in optimizers_of(self.model) for leaf in leaves_of(optimizer)]
+        names = ", ".join(type(leaf).__name__ for leaf in leaves)
+        numbers = [f" {number}" for number in range(1, len(leaves) + 1)] if len(leaves) > 1 else [""]
+        rates = {f"learning_rate{number}": fixed_rate(leaf) for number, leaf in zip(numbers, leaves, strict=False)}
+        warn_of_other_settings(self.group, names, rates)
 
     def _is_distributed(self) -> bool:
         """Return whether its own optimizer, or one that a model with its own train_step holds, is distributed."""

@@ -56,8 +56,8 @@ _VALUES_LOOKED_AT = 10_000
 _TOGETHER = 1 << 62
 """Size in bytes of a bucket without a limit."""
 OWN_CHANGES = (
-    "use hpcdl.DistributedOptimizer or hpcdl.DistributedGradientTape for every update, and hpcdl.broadcast_variables "
-    "for what the script sets itself"
+    "use hpcdl.DistributedOptimizer or hpcdl.DistributedGradientTape for every update, one learning rate on all ranks, "
+    "and hpcdl.broadcast_variables for what the script sets itself"
 )
 """Advice to print if a script's weights differ between ranks."""
 Choices = Literal["mean", "sum"], Literal["ranks", "samples"]

@@ -409,3 +409,23 @@ def test_settings_that_each_rank_has_drawn_are_reported_once(session_hpcdl: Comm
     assert "SGD has learning_rate 0.1 on rank 0, 1.1 on rank 1" in rate
     assert "layers/1/activation relu on rank 0, tanh on rank 1: all ranks train one model" in activation
     assert "\nwarning: only 2 steps: throughput includes the warm-up\n" in ended.err
+
+
+SET_LATER = """
+import hpcdl
+hpcdl.init()
+import keras, numpy as np
+x = np.random.default_rng(hpcdl.rank()).normal(size=(16, 3))
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+model.compile(hpcdl.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+model.fit(x, x[:, :1], batch_size=8, verbose=0)
+model.optimizer.learning_rate = (0.2, 0.3)[hpcdl.rank()]  # as the result of a finder on each rank
+model.fit(x, x[:, :1], batch_size=8, verbose=0)
+assert model.optimizer.learning_rate == np.float32(0.2)
+"""
+
+
+def test_a_rate_that_each_rank_sets_before_a_fit_is_named(session_hpcdl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SET_LATER)
+    ended = succeed(session_hpcdl(["run", "-n", "2", "--run-dir", tmp_path / "run", tmp_path / "script.py"]))
+    assert ended.err.count("SGD has learning_rate 0.2 on rank 0, 0.3 on rank 1: all ranks train") == 1, ended.err

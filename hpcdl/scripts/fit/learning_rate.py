@@ -65,6 +65,11 @@ def _current(optimizer: Any) -> float:
     return float(tf.convert_to_tensor(optimizer.learning_rate))
 
 
+def fixed_rate(optimizer: Any) -> float | None:
+    """Return the learning rate of an optimizer without a schedule; None with one."""
+    return _current(optimizer) if isinstance(rate_variable(optimizer), VARIABLE) else None
+
+
 class LearningRate(keras.callbacks.Callback):
     """Before each step sets the initial learning rate times `factor` of the elapsed epochs (2.25, for example).
 

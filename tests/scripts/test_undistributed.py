@@ -429,3 +429,34 @@ def test_a_rate_that_each_rank_sets_before_a_fit_is_named(session_hpcdl: Command
     (tmp_path / "script.py").write_text(SET_LATER)
     ended = succeed(session_hpcdl(["run", "-n", "2", "--run-dir", tmp_path / "run", tmp_path / "script.py"]))
     assert ended.err.count("SGD has learning_rate 0.2 on rank 0, 0.3 on rank 1: all ranks train") == 1, ended.err
+
+
+BY_WEIGHTS = """
+import sys
+import hpcdl
+hpcdl.init()
+import keras, numpy as np
+keras.utils.set_random_seed(1)
+x = np.random.default_rng(hpcdl.rank()).normal(size=(16, 3))
+shared = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+for _ in range(2):
+    model = keras.models.clone_model(shared)  # as a client of federated averaging
+    model.set_weights(shared.get_weights())
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.fit(x, x[:, :1], batch_size=8, verbose=0)
+    if sys.argv[1] == "averages":
+        shared.set_weights(hpcdl.grouped_allreduce(model.get_weights()))
+    print("loss", hpcdl.allreduce(model.evaluate(x, x[:, :1], verbose=0)), flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["averages", "alone"])
+def test_weights_averaged_after_steps_of_each_rank_are_distributed(
+    session_hpcdl: CommandLine, tmp_path: Path, how: str
+) -> None:
+    (tmp_path / "rounds.py").write_text(BY_WEIGHTS)
+    ended = session_hpcdl(["run", "-n", "2", "--run-dir", tmp_path / "run", tmp_path / "rounds.py", how])
+    assert ended.err.count("The script calls hpcdl.allreduce: unless it averages gradients or weights") == 1, ended.err
+    assert (ended.code, "a model of its own" in ended.err) == ((0, False) if how == "averages" else (2, True)), (
+        ended.err
+    )

@@ -121,7 +121,7 @@ def grouped_allreduce(
     group = group_of(process_set)
     _combines()
     if not all(_is_number(value) for value in values):  # a count of samples does not make training distributed
-        note_exchange()
+        note_exchange(shapes=[tuple(getattr(value, "shape", None) or ()) for value in values])
 
     if _are_tensors(values):
         tensors = _tensors()

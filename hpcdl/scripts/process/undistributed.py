@@ -5,7 +5,8 @@ gradients (or any sum of arrays over the ranks) since the fit began; in a custom
 then an optimizer may move weights that no exchange covers: one of the two optimizers of a GAN, for example. Updates by
 hand (`weight.assign_sub(rate * gradient)`) are found by the tape that computed a gradient of the assigned variable.
 Variables outside Keras, as the picture of a style transfer, may be computed alike on all ranks: the end shows it.
-A script that imports mpi4py may average gradients or weights itself, which hpcdl does not see: the end shows this, too.
+A script that imports mpi4py may average gradients or weights itself, which hpcdl does not see: the end shows this, too,
+and whether one that calls hpcdl.allreduce has averaged weights after steps of each rank (federated averaging, Reptile).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,7 @@ _OWN_LOOP = "a loop of its own"
 _MOST_COMPARED = 8
 """How many variables are kept and compared at the end."""
 _IMPORTS_MPI4PY = re.compile(r"^\s*(?:from|import)\s+mpi4py\b", re.MULTILINE)
+_AVERAGES = re.compile(r"^[^#\n]*\b(?:grouped_)?allreduce\(", re.MULTILINE)
 _MEANT = "where that is meant, add --allow-undistributed before the script"
 
 
@@ -71,11 +73,15 @@ class TrainingWatch:
         """What trains at the moment."""
         return self._loop
 
-    def exchanged(self, variables: Iterable[Any] | None) -> None:
-        """Record that gradients of `variables`, or other arrays (None), are summed over ranks. Called in tracing."""
+    def exchanged(self, variables: Iterable[Any] | None, shapes: Collection[tuple[int | None, ...]] = ()) -> None:
+        """Record that gradients of `variables`, or other arrays (None), are summed over ranks. Called in tracing.
+
+        `shapes`: those of the arrays. The script has averaged variables of such a shape.
+        """
         self._exchanges += 1
         if variables is None:
             self._last_sum = self._exchanges
+            self._kept = {key: kept for key, kept in self._kept.items() if tuple(kept[0].shape) not in shapes}
         else:
             self._exchanged.update(map(_key_of, variables))
 
@@ -110,7 +116,10 @@ class TrainingWatch:
             self._keep(alone, text)
         elif not self._exchanges and imports_mpi4py():
             self._keep(alone, text)
-            self._note_mpi4py()
+            self._note("The script imports mpi4py", remedy)
+        elif alone and self._initialized() and _in_script(_AVERAGES):
+            self._keep(alone, text)
+            self._note("The script calls hpcdl.allreduce", remedy)
         else:
             self._complain(text)
 
@@ -133,7 +142,8 @@ class TrainingWatch:
 
     def assigned(self, variable: Any) -> None:
         """Warn once if the script itself updates a variable by its gradient before anything is exchanged."""
-        if self._exchanges or self._distributed or self._warned or _key_of(variable) not in self._taped:
+        settled = self._exchanges or self._distributed or self._warned or self._noted
+        if settled or _key_of(variable) not in self._taped:
             return
         text = (
             f"a loop that updates variables by hand on {self._num_ranks} ranks, in which nothing is distributed: each "
@@ -141,17 +151,17 @@ class TrainingWatch:
         )
         if imports_mpi4py():
             self._keep([variable], text)
-            self._note_mpi4py()
+            self._note("The script imports mpi4py", "use hpcdl.DistributedGradientTape")
         else:
             self._complain(text)
 
-    def _note_mpi4py(self) -> None:
+    def _note(self, why: str, remedy: str) -> None:
         """Say once, before hours are spent, what only the end can show."""
         if not self._noted:
             self._noted = True
             self._warn(
-                f"{self._loop} exchanges nothing through hpcdl. The script imports mpi4py: unless it averages "
-                "gradients or weights itself, each rank trains alone. The end compares the weights"
+                f"{self._loop} exchanges nothing through hpcdl. {why}: unless it averages gradients or weights itself, "
+                f"each rank trains alone; then {remedy}. The end compares the weights"
             )
 
     def _complain(self, text: str) -> None:
@@ -172,7 +182,8 @@ class TrainingWatch:
         # A rank that has not moved one, as in `if hpcdl.rank() == 0`, has nothing to compare.
         for row in itertools.zip_longest(*communicator.allgather_json(mine)):
             found = [one for one in row if one is not None]
-            if len({digest for digest, _ in found}) > 1:
+            # Without an exchange by hpcdl's functions or mpi4py they are equal by the same data, and trained twice.
+            if len({digest for digest, _ in found}) > 1 or not (self._exchanges or imports_mpi4py()):
                 texts[found[0][1]] = ""
         self._warned |= {text: text for text in texts}
         return list(texts)
@@ -234,10 +245,10 @@ def _name_of(variable: Any) -> str:
     return str(getattr(variable, "path", None) or getattr(variable, "name", "a variable")).removesuffix(":0")
 
 
-def note_exchange(variables: Iterable[Any] | None = None) -> None:
+def note_exchange(variables: Iterable[Any] | None = None, shapes: Collection[tuple[int | None, ...]] = ()) -> None:
     """Record that gradients of `variables`, or other arrays of the script (None), are combined over the ranks."""
     for watch in _watches:
-        watch.exchanged(variables)
+        watch.exchanged(variables, shapes)
 
 
 def note_distributed() -> None:
@@ -257,11 +268,16 @@ def differing_variables(communicator: Communicator) -> list[str]:
     return [text for watch in _watches for text in watch.differing(communicator)]
 
 
-@functools.cache
 def imports_mpi4py() -> bool:
     """Return whether the script's own file imports mpi4py, whose messages hpcdl does not see."""
+    return _in_script(_IMPORTS_MPI4PY)
+
+
+@functools.cache
+def _in_script(pattern: re.Pattern[str]) -> bool:
+    """Return whether the script's own file has the pattern."""
     with contextlib.suppress(OSError):
-        return bool(_IMPORTS_MPI4PY.search(Path(sys.argv[0]).read_text(encoding="utf-8", errors="replace")))
+        return bool(pattern.search(Path(sys.argv[0]).read_text(encoding="utf-8", errors="replace")))
     return False
 
 

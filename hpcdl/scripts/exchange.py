@@ -30,6 +30,7 @@ from hpcdl.scripts.fit.files import save_once
 from hpcdl.scripts.fit.loop_sums import LoopSums
 from hpcdl.scripts.fit.metrics import note_results
 from hpcdl.scripts.fit.model import batch_of_loop, note_calls, rows_of_batch, rows_of_call
+from hpcdl.scripts.fit.pipelines import note_iterated
 from hpcdl.scripts.fit.samples import SamplesOfLoop
 from hpcdl.scripts.process.exit import after_updates
 from hpcdl.scripts.process.session import DIFFERENT_SAMPLES, SAME_SAMPLES, note_strategy, session, warn_once
@@ -501,6 +502,7 @@ def note_sums(group: ScriptGroup, settings: ExchangeSettings) -> LoopSums:
     """Return what looks at the losses of loops; have them noted if `settings` divide their sum over the ranks."""
     sums = group.keep("sums in loops", lambda: LoopSums(group))
     note_calls()
+    note_iterated()
     if group.size > 1 and settings.averages_ranks:
         sums.begin()
     return sums

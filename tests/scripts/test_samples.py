@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
-from hpcdl.scripts.fit import samples
+from hpcdl.scripts.fit import pipelines, samples
 from hpcdl.scripts.fit.samples import (
     SamplesOfEpoch,
     SamplesOfLoop,
@@ -97,6 +97,9 @@ def test_a_custom_loop_is_compared_from_its_second_update(own: range, other: ran
 
         def allgather_json(self, own: object) -> list[object]:
             return [own, others.sketch()]
+
+        def keep(self, key: str, make: Callable[[], object]) -> None:
+            """There is no data set that the loop iterates over."""
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hpcdl.scripts.fit.samples.warn_once", lambda group, key, warning: said.append(warning))
@@ -402,6 +405,48 @@ def test_files_and_pictures_that_change_at_random_are_compared_by_what_they_come
     sketches = [_sketch(_sources_of(part)) for part in parts]
     said = "" if None in sketches else verdict(sketches)  # type: ignore[arg-type]
     assert said.startswith(text) and bool(said) == bool(text)
+
+
+@pytest.mark.parametrize(
+    ("data", "rows_of_step", "warned"),
+    [
+        (files(NAMES), 8, True),
+        (files(NAMES), 16, True),  # a batch and its second view
+        (files(NAMES), 4, False),  # a rank's part of each batch
+        (files(NAMES).repeat(), 8, False),  # as many steps as the script likes
+        (files(NAMES).unbatch(), 8, False),
+    ],
+)
+def test_a_loop_of_each_rank_over_a_whole_that_changes_at_random_is_named(
+    monkeypatch: pytest.MonkeyPatch, data: tf.data.Dataset, rows_of_step: int, warned: bool
+) -> None:
+    said: list[str] = []
+
+    class Two:
+        messages, size = property(lambda self: self), 2
+
+        def allgather_json(self, own: Any) -> list[Any]:
+            return [own, own]
+
+        def keep(self, key: str, make: Callable[[], object]) -> None:
+            make()
+
+    monkeypatch.setattr(samples, "warn_once", lambda group, key, warning: said.append(warning))
+    monkeypatch.setattr(pipelines, "_iterated", [])
+    monkeypatch.setattr(tf.data.Dataset, "__iter__", tf.data.Dataset.__iter__)
+    pipelines.note_iterated()
+    for number in (8, rows_of_step):  # the first loop is over, as that of a validation
+        notes = SamplesOfLoop()
+        for batch in data.take(3):
+            assert len(pipelines.under_way()) == 1 and batch is not None
+        for _ in data:
+            notes.note(np.random.default_rng(number).random((number, 3)))
+            break
+    assert pipelines.under_way() == []
+    iterator = iter(data)
+    assert next(iterator) is not None
+    notes.compare_after(1, Two())  # type: ignore[arg-type]
+    assert [text.startswith(f"{SAME} 64 samples") for text in said] == [True] * warned
 
 
 class Held(keras.utils.PyDataset):

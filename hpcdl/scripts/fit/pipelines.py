@@ -5,8 +5,11 @@ Nothing else would show it: no two ranks have the same gradient if each has shuf
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
+import sys
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +50,34 @@ def check_pipelines(group: ScriptGroup, given: Sequence[Any]) -> None:
             "several; give shuffle, list_files or image_dataset_from_directory one seed on all ranks, or shuffle "
             "after shard()",
         )
+
+
+_iterated: list[tuple[weakref.ref[Any], Any]] = []
+"""The iterators of data sets that the script itself has begun, with their data sets."""
+_LIBRARIES = {"hpcdl", "keras", "tensorflow"}
+
+
+def note_iterated() -> None:
+    """Patch data sets to keep those over which the script itself iterates, as a custom loop does."""
+    plain = tf.data.Dataset.__iter__
+    if hasattr(plain, "noted"):
+        return
+
+    @functools.wraps(plain)
+    def iterate(data: Any) -> Any:
+        iterator = plain(data)
+        _iterated[:] = [entry for entry in _iterated if entry[0]() is not None]
+        if sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES:
+            _iterated.append((weakref.ref(iterator), data))
+        return iterator
+
+    vars(iterate).update(noted=True, autograph_info__={})  # the second is TensorFlow's mark: AutoGraph leaves it alone
+    tf.data.Dataset.__iter__ = iterate
+
+
+def under_way() -> list[Any]:
+    """Return the data sets over which the script iterates at the moment."""
+    return [data for iterator, data in _iterated if iterator() is not None]
 
 
 def stages_of(data: Any) -> Iterator[Any]:

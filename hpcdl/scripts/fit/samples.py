@@ -17,7 +17,7 @@ import keras
 import numpy
 import tensorflow as tf
 
-from hpcdl.scripts.fit.pipelines import arrays_in, kind_of, stages_of
+from hpcdl.scripts.fit.pipelines import arrays_in, check_pipelines, kind_of, stages_of, under_way
 from hpcdl.scripts.fit.scaling import STANDARDISED, SampleMoments, scaling_alike, scaling_of
 from hpcdl.scripts.process.session import DIFFERENT_SAMPLES, SAME_SAMPLES, warn_once
 from hpcdl.strategies.base.graph import call_python
@@ -136,7 +136,7 @@ class SamplesOfEpoch:
     def __init__(self, data: Any = None, *, counts_steps: bool = False) -> None:
         self._data, self._counts_steps = data, counts_steps
         self._on = tf.Variable(True, trainable=False, name="notes_samples")
-        self._number = self._total = 0
+        self._number = self._total = self._num_last = 0
         self._smallest: Array = numpy.empty(0, numpy.uint64)
         self._counts: Array = numpy.empty(0, numpy.int64)
         self._even = True
@@ -153,6 +153,7 @@ class SamplesOfEpoch:
         if self._even and len(rows[0]):
             strides = [1 << (array[:1].nbytes // _LOOKED_AT_BYTES_OF_ROW).bit_length() for array in rows]
             keys = _mixed([_keys(*one, seed) for seed, one in enumerate(zip(rows, strides, strict=True))])
+            self._num_last = len(keys)
             self._number += len(keys)
             self._moments += [SampleMoments() for _ in rows[len(self._moments) :]]
             for moments, array in zip(self._moments, rows, strict=False):
@@ -226,6 +227,8 @@ class SamplesOfLoop(SamplesOfEpoch):
 
         A rank that has samples twice is in its second epoch, or is given inputs that are no samples.
         """
+        if num_updates == 1:
+            group.keep("data sets under way", lambda: self._compare_data(group))
         if not self._looks or num_updates < 2:
             return
         by_rank = group.messages.allgather_json(self.sketch())
@@ -235,6 +238,24 @@ class SamplesOfLoop(SamplesOfEpoch):
         self._looks = new and not text and num_updates < _MOST_UPDATES
         if not self._looks:
             self.stop()
+
+    def _compare_data(self, group: ScriptGroup) -> None:
+        """Warn if the loop of each rank takes a whole data set, whose samples it may change at random. Collective."""
+        data = under_way()[-1:]
+        check_pipelines(group, data)
+        (size,) = [_batch_size(one) for one in data] or [0]
+        # A rank may take its part of each batch, or as many steps of a repeated data set as it likes.
+        takes_all = size and self._num_last and not self._num_last % size
+        sketches = group.messages.allgather_json(_sketch(_sources_of(data[0])) if takes_all else None)
+        if all(sketch is not None for sketch in sketches) and (text := verdict(sketches)):
+            warn_once(group, SAME_SAMPLES, text)
+
+
+def _batch_size(data: Any) -> int:
+    """Return how many samples a batch of a data set has; 0 if it has no end or no batches."""
+    stages = list(stages_of(data))
+    sizes = [int(one._batch_size) for one in stages if kind_of(one) in ("Batch", "ParallelBatch")]
+    return 0 if len(sizes) != 1 or any(kind_of(one) == "Repeat" for one in stages) else sizes[0]
 
 
 def verdict(by_rank: Sequence[Sequence[Any]], *, all_only: bool = False) -> str:

@@ -19,6 +19,7 @@ _AHEAD = 2
 
 _TELL_FROM = 10
 """A tenth of the data that is left out is told."""
+_RANK_OF_PICTURES = 2
 _KEEPS_BATCHES = ("Map", "ParallelMap", "Prefetch", "Cache", "Options", "Shuffle")
 
 
@@ -54,10 +55,31 @@ def dataset(whole: Any, *, batch_size: int | None = None, steps: int | None = No
             _tell_left_out(whole, most * (batch_size or 1) * size, batched=not batch_size, group=here.group)
         steps = min(steps or most, most)
     if batch_size:
+        _tell_batched_twice(whole, batch_size, here.group)
         part = part.batch(batch_size, drop_remainder=True)
     # If the number is unknown, a rank with fewer elements starts again, so that all ranks take the same number.
     part = part.take(steps) if number >= 0 else part.repeat().take(steps)
     return part.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(_AHEAD)
+
+
+def _tell_batched_twice(whole: Any, batch_size: int, group: ScriptGroup) -> None:
+    """Warn if the elements of `whole` are batches of samples already: of several arrays, or of pictures.
+
+    A batch of numbers or rows may be a series, which is one sample.
+    """
+    stage = whole
+    while kind_of(stage) in _KEEPS_BATCHES:
+        (stage,) = stage._inputs()
+    if kind_of(stage) not in ("Batch", "ParallelBatch"):
+        return
+    of = stage._inputs()[0].element_spec
+    if isinstance(of, tuple | dict) or (of.shape.rank or 0) >= _RANK_OF_PICTURES:
+        warn_once(
+            group,
+            "batches of batches",
+            f"hpcdl.dataset(batch_size={batch_size}) makes batches of {batch_size} batches: its elements are batches "
+            f"of {int(stage._batch_size)} samples already; leave batch_size= out, or .batch() before it",
+        )
 
 
 def _tell_left_out(whole: Any, num_taken: int, *, batched: bool, group: ScriptGroup) -> None:

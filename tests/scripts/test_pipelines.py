@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from hpcdl.core.errors import UsageError
-from hpcdl.scripts.dataset import _check_alike, _tell_left_out
+from hpcdl.scripts.dataset import _check_alike, _tell_batched_twice, _tell_left_out
 from hpcdl.scripts.fit import pipelines
 
 NUMBERS = np.arange(96.0).reshape(48, 2)
@@ -141,3 +141,28 @@ def test_a_data_set_of_which_a_tenth_is_left_out_is_told(
     batched = whole.element_spec.shape.rank > 0
     _tell_left_out(whole, num_taken, batched=batched, group=Group([]))  # type: ignore[arg-type]
     assert text in texts[-1] and bool(texts[-1]) == bool(text)
+
+
+def made_of(*shapes: tuple[int, ...]) -> tf.data.Dataset:
+    arrays = tuple(np.zeros((32, *shape), "float32") for shape in shapes)
+    return tf.data.Dataset.from_tensor_slices(arrays[0] if len(arrays) == 1 else arrays)
+
+
+@pytest.mark.parametrize(
+    ("whole", "told"),
+    [
+        (made_of((3,), ()).batch(8), True),
+        (made_of((3,), ()).shuffle(32, seed=1).batch(8).map(lambda x, y: (x * 2, y)).prefetch(1), True),
+        (made_of((4, 4, 1)).batch(8).cache(), True),
+        (made_of((3,), ()), False),
+        (made_of((3,), ()).batch(8).unbatch(), False),
+        (made_of(()).batch(8, drop_remainder=True).map(lambda text: (text[:-1], text[1:])), False),  # series
+    ],
+)
+def test_batches_that_would_be_batched_again_are_told(whole: Any, told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[str] = []
+    monkeypatch.setattr("hpcdl.scripts.dataset.warn_once", lambda group, key, text: texts.append(text))
+    _tell_batched_twice(whole, 4, Group([]))  # type: ignore[arg-type]
+    assert ["makes batches of 4 batches: its elements are batches of 8 samples" in text for text in texts] == [
+        True
+    ] * told

@@ -231,7 +231,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
         by_rank = self._communicator.allgather_json([self._steps, bool(self.model.stop_training)])
         differ = len({steps for steps, _ in by_rank}) > 1
         # One rank's callback may stop the fit, and the next epoch's steps need all ranks.
-        stops = any(stop for _, stop in by_rank)
+        stops = self._any_stops([stop for _, stop in by_rank])
         over = stops or self._epoch + 1 == (self.params or {}).get("epochs")
         for center in self._centers():
             center.end_steps(last, unequal=self.group.unequal or differ, over=over)
@@ -293,13 +293,22 @@ class AgreeOverRanks(keras.callbacks.Callback):
         watched = {name: float(value) for name, value in values.items() if value is not None and numpy.ndim(value) == 0}
         rows = self._communicator.allgather_json([bool(self.model.stop_training), watched])
         self._compare_watched([one for _, one in rows])
-        if any(stops for stops, _ in rows):
+        if self._any_stops([stops for stops, _ in rows]):
             self.model.stop_training = True
         if self._run is not None and logs is not None:
             self._note(epoch, logs)
         if self._state is not None:
             self._state.epoch = epoch + 1 + (self._epochs_before if self._counts_on else 0)
             self._state.commit(stepped=False)
+
+    def _any_stops(self, by_rank: Sequence[bool]) -> bool:
+        """Return whether a rank has stopped this fit. Say so if others have not: it may decide by its own samples."""
+        if any(by_rank) and not all(by_rank) and self._communicator.rank == 0:
+            sys.stderr.write(
+                f"hpcdl: rank {by_rank.index(True)} has stopped fit in epoch {self._epoch + 1}, and all ranks stop "
+                "with it; if a callback decides by a number of its rank, give it hpcdl.allreduce(number)\n"
+            )
+        return any(by_rank)
 
     def _compare_watched(self, by_rank: Sequence[Mapping[str, float]]) -> None:
         """Warn if a callback decides by a value that another callback has put into the logs on each rank."""

@@ -362,7 +362,8 @@ class Watchdog:
         how, host = read_json(self.folder / f"{LEFT}{rank}"), self.hosts.get(rank, "a host unknown yet")
         text = (
             f"rank {rank} on {host} has left: {how}, while {own_note.name} waits in {wait.operation} "
-            f"({own_note.place}); give all ranks as many steps (hpcdl.dataset, hpcdl.join) and let them exit alike"
+            f"({own_note.place}); give all ranks as many steps (hpcdl.dataset, hpcdl.join) and let them exit alike: a "
+            "rank that stops by a number of its own needs hpcdl.allreduce(number)"
         )
         verdict = Verdict(kind="left", cause=rank, host=host, text=text, fatal=True)
         if self._speaks(verdict):

@@ -71,6 +71,8 @@ def test_an_optimizer_that_is_not_distributed_is_refused_with_the_remedy(found: 
 
 def test_a_stop_on_one_rank_is_one_on_all(found: dict[str, Any]) -> None:
     assert len(found["ranks"][0]["stop True"][0]) == 1 and len(found["ranks"][0]["stop False"][0]) == 2
+    for epoch in (1, 2):
+        assert found["said"].count(f"rank 1 has stopped fit in epoch {epoch}, and all ranks stop with it") == 1
 
 
 EVALUATES = """

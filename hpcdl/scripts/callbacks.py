@@ -246,6 +246,7 @@ class AgreeOverRanks(keras.callbacks.Callback):
                     f"hpcdl: unequal steps in epoch {self._epoch + 1} ({counts}): those with fewer have followed the "
                     "others; hpcdl.dataset() gives all as many\n"
                 )
+        self._combine()  # before the script's callbacks: a checkpoint of theirs saves what they find
         if stops:
             self.model.stop_training = True
 

@@ -344,3 +344,23 @@ def test_a_fit_with_a_tape_and_a_plain_optimizer_is_told_of_callbacks(
     finished = succeed(run_script(session_hpcdl, tmp_path / "script.py", kind, ranks=2, cwd=tmp_path))
     assert finished.out.count(f"alike {kind == 'given'}") == 2
     assert finished.err.count("give it callbacks=[hpcdl.callbacks()] on every rank") == (kind == "missing")
+
+
+CHECKPOINT = """
+import hpcdl
+hpcdl.init()
+import keras, numpy as np
+x = np.random.default_rng(hpcdl.rank()).normal(hpcdl.rank(), 1, size=(32, 4))
+model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dense(1)])
+model.compile(hpcdl.DistributedOptimizer("sgd"), "mse")
+model.fit(x, x[:, :1], batch_size=8, verbose=0, callbacks=[keras.callbacks.ModelCheckpoint("saved.keras")])
+saved = keras.saving.load_model("saved.keras").get_weights()
+assert all(map(np.array_equal, saved, model.get_weights())), "the file has the statistics of rank 0 alone"
+"""
+
+
+def test_a_checkpoint_without_validation_has_the_mean_of_moving_statistics(
+    session_hpcdl: CommandLine, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(CHECKPOINT)
+    succeed(run_script(session_hpcdl, tmp_path / "script.py", ranks=2, cwd=tmp_path))

@@ -390,6 +390,7 @@ def follow_fits() -> None:
     keras.Model.evaluate = _evaluation_apart(keras.Model.evaluate)
     keras.Model.predict = _noting_predictions(keras.Model.predict)
     keras.Model.test_on_batch = _noting_batches(keras.Model.test_on_batch)
+    keras.Model.train_on_batch = _noting_training(keras.Model.train_on_batch)
     set_plain_model = keras.callbacks.CallbackList.set_model
 
     def set_model(self: Any, model: Any) -> None:
@@ -477,6 +478,21 @@ def _noting_batches(plain: Callable[..., Any]) -> Callable[..., Any]:
         return results
 
     return test_on_batch
+
+
+def _noting_training(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def train_on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        results = plain(self, *args, **kwargs)
+        numbers = tf.nest.flatten(results)
+        exchanges = getattr(self.optimizer, "exchanges", None)  # not a search of the model, at every step
+        # Losses alone are those of a step, which a loop shows of one rank; an accuracy stands for the training.
+        measures = len(numbers) > 1 and any("loss" not in metric.name for metric in self.metrics)
+        if measures and is_rank() and exchanges is not None and exchanges() is session().group:
+            session().evaluations.add_trained([float(numpy.sum(value)) for value in numbers])
+        return results
+
+    return train_on_batch
 
 
 def _marks_of(outputs: Sequence[Any]) -> list[float]:

@@ -146,6 +146,31 @@ def test_evaluated_batches_of_a_ranks_own_samples_are_named(
     assert ended.err.count("warning: model.test_on_batch gave") == count == ended.err.count("warning"), ended.err
 
 
+TRAINS = """
+import sys, hpcdl
+hpcdl.init()
+import keras, numpy as np
+x, y = np.random.default_rng(hpcdl.rank()).normal(size=(2, 16, 4))
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+model.compile(hpcdl.DistributedOptimizer("sgd"), "mse", metrics=None if sys.argv[1] == "loss" else ["mae"])
+for _ in range(2):
+    numbers = model.train_on_batch(x, y)
+if sys.argv[1] == "combined":
+    hpcdl.allreduce(np.array(numbers))
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "count"), [("mae", 1), *(pytest.param(how, 0, marks=pytest.mark.long) for how in ("loss", "combined"))]
+)
+def test_metrics_of_train_on_batch_of_a_ranks_own_samples_are_named(
+    session_hpcdl: CommandLine, tmp_path: Path, how: str, count: int
+) -> None:
+    (tmp_path / "script.py").write_text(TRAINS)
+    ended = succeed(session_hpcdl(["run", "-n", "2", "--run-dir", tmp_path / "run", tmp_path / "script.py", how]))
+    assert ended.err.count("warning: model.train_on_batch gave") == count == ended.err.count("warning"), ended.err
+
+
 PREDICTS = """
 import sys, hpcdl
 hpcdl.init()

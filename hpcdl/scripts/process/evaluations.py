@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 _MOST = 100
 """Calls of a script whose results are compared at its end."""
 EVALUATE, PREDICT, RESULT = "model.evaluate", "model.predict", "a metric's result()"
-BATCH = "model.test_on_batch"
-_ALIKE = {EVALUATE: 1e-3, BATCH: 1e-3, PREDICT: 1e-4, RESULT: 1e-3}
+BATCH, TRAINED = "model.test_on_batch", "model.train_on_batch"
+_ALIKE = {EVALUATE: 1e-3, BATCH: 1e-3, TRAINED: 1e-3, PREDICT: 1e-4, RESULT: 1e-3}
 """Relative difference of two ranks' results on the same samples."""
 _REMEDIES = {
     EVALUATE: "callbacks=[hpcdl.callbacks()] on every rank makes it cover those of all ranks",
     BATCH: "hpcdl.allreduce(numbers) on every rank gives the mean over them",
+    TRAINED: "hpcdl.allreduce(numbers) on every rank gives the mean over them",
     PREDICT: "hpcdl.allgather(outputs) on every rank gives the outputs of all",
     RESULT: "hpcdl.allreduce(result) on every rank gives the mean over them",
 }
@@ -51,6 +52,10 @@ class Evaluations:
     def add_batch(self, numbers: list[float]) -> None:
         """Note the results of an evaluation of one batch."""
         self._add(BATCH, numbers, split=False)
+
+    def add_trained(self, numbers: list[float]) -> None:
+        """Note the last results of a model's metrics in a loop of training steps."""
+        self._results[TRAINED] = [[False, numbers]]
 
     def add_predictions(self, numbers: list[float], num_steps: int, *, split: bool) -> None:
         """Note what describes the outputs of a prediction, after `num_steps` steps.
@@ -114,7 +119,7 @@ class Evaluations:
         self._results[RESULT] = [[False, [float(numpy.sum(value))]] for value in self._of_metrics.values()]
         kept = self._num_written is not None and self._num_written() > num_written
         rows = communicator.allgather_json([self._results, kept, self._measured()])
-        functions = [EVALUATE, BATCH, RESULT]
+        functions = [EVALUATE, BATCH, TRAINED, RESULT]
         if not all(kept for _, kept, _ in rows):
             functions.append(PREDICT)
         texts = [_verdict(function, [row.get(function, []) for row, *_ in rows]) for function in functions]

@@ -110,12 +110,22 @@ def doubts(model: keras.Model, spec: str, losses: Sequence[str]) -> list[str]:
             "that activation out"
         )
     # The networks of hpcdl say it in their summary.
-    if len(losses) == 1 and ":" in spec and (others := len(getattr(model, "outputs", None) or ()) - 1) > 0:
+    if len(losses) == 1 and ":" in spec and (others := _num_outputs(model) - 1) > 0:
         counts = f"adds {AUXILIARY_WEIGHT:g} of its own loss" if losses[0] == CROSS_ENTROPY else "is not trained"
         lines.append(
             f"model {spec!r} gives {others + 1} outputs for one target: the first counts, and each other {counts}"
         )
     return lines
+
+
+def _num_outputs(model: keras.Model) -> int:
+    """Return how many outputs a model gives; 1 if it does not say."""
+    if outputs := getattr(model, "outputs", None):
+        return len(outputs)
+    with contextlib.suppress(Exception):  # a class of the user's: what it was built with, and its call, may be anything
+        symbol = keras.KerasTensor(model.get_build_config()["input_shape"])
+        return len(keras.tree.flatten(model.compute_output_spec(symbol)))
+    return 1
 
 
 def _check_outputs(

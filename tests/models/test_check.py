@@ -95,6 +95,15 @@ def adapted():
     return layer
 
 
+class OwnHeads(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.flatten, self.first, self.second = layers.Flatten(), layers.Dense(4), layers.Dense(4)
+
+    def call(self, images):
+        return self.first(self.flatten(images)), self.second(self.flatten(images))
+
+
 def heads(*units):
     inputs = keras.Input((6, 5, 1))
     flat = layers.Flatten()(inputs)
@@ -184,8 +193,9 @@ DOUBTFUL = {
 @pytest.mark.parametrize(
     ("loss", "reported"), [(CROSS, "each other adds 0.3"), ("sparse_categorical_crossentropy", "is not trained")]
 )
-def test_outputs_beside_the_first_are_named(loss: str, reported: str, tmp_path: Path) -> None:
-    model = built(tmp_path, "heads(4, 4)", CROSS)
+@pytest.mark.parametrize("body", ["heads(4, 4)", "OwnHeads()"])
+def test_outputs_beside_the_first_are_named(loss: str, reported: str, body: str, tmp_path: Path) -> None:
+    model = built(tmp_path, body, CROSS)
     (line,) = doubts(model, "net.py:build", [loss])
     assert "gives 2 outputs for one target" in line and reported in line
     assert not doubts(model, "net.py:build", [loss, "mse"]) and not doubts(model, "googlenet-aux", [loss])

@@ -51,6 +51,10 @@ from hpcdl.supervision.runtime import device_in_use
 
 _OLD_KERAS = ("tf_keras.", "tensorflow.python.keras.", "keras.src.legacy.optimizers")
 """Prefixes of the modules that hold the optimizers of Keras 2."""
+_OF_TENSORS = (
+    "hpcdl.DistributedGradientTape averages gradients of tensors, such as a batch's inputs, over the ranks, whose "
+    "samples differ; take those of adversarial examples or of a gradient penalty with a plain tf.GradientTape"
+)
 _TAPE_ALONE = (
     "this fit takes gradients by hpcdl.DistributedGradientTape, but its optimizer is plain Keras: metrics, files and "
     "the end of an epoch are each rank's own; give it callbacks=[hpcdl.callbacks()] on every rank"
@@ -482,6 +486,8 @@ class DistributedGradientTape:
         flat = tf.nest.flatten(sources)
         gradients = self._tape.gradient(target, flat, *args, **kwargs)
         variables = [source for source in flat if hasattr(source, "assign")]
+        if not variables and self._group.size > 1:
+            warn_once(self._group, "gradients of tensors", _OF_TENSORS)
         exchange = self._exchange(variables)
         make_alike(self._group, variables)
         combined = exchange.combine(gradients, flat, num_samples)

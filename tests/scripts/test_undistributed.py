@@ -460,3 +460,31 @@ def test_weights_averaged_after_steps_of_each_rank_are_distributed(
     assert (ended.code, "a model of its own" in ended.err) == ((0, False) if how == "averages" else (2, True)), (
         ended.err
     )
+
+
+ADVERSARIAL = """
+import sys
+import hpcdl
+hpcdl.init()
+import keras, tensorflow as tf
+model, optimizer = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]), keras.optimizers.SGD(0.1)
+x = tf.random.stateless_normal((8, 3), (1, hpcdl.rank()))
+with (tf.GradientTape() if sys.argv[1] == "plain" else hpcdl.DistributedGradientTape()) as tape:
+    tape.watch(x)
+    loss = tf.reduce_mean(model(x) ** 2)
+x = x + 0.1 * tf.sign(tape.gradient(loss, x))
+with hpcdl.DistributedGradientTape() as tape:
+    loss = tf.reduce_mean(model(x) ** 2)
+optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+"""
+
+
+@pytest.mark.parametrize("how", ["distributed", pytest.param("plain", marks=pytest.mark.long)])
+def test_gradients_of_inputs_that_a_tape_averages_are_warned_of(
+    session_hpcdl: CommandLine, tmp_path: Path, how: str
+) -> None:
+    (tmp_path / "script.py").write_text(ADVERSARIAL)
+    ended = succeed(session_hpcdl(["run", "-n", "2", "--run-dir", tmp_path / "run", tmp_path / "script.py", how]))
+    assert ended.err.count("averages gradients of tensors, such as a batch's inputs") == (how == "distributed"), (
+        ended.err
+    )

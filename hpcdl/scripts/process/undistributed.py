@@ -41,7 +41,8 @@ _OWN_LOOP = "a loop of its own"
 _MOST_COMPARED = 8
 """How many variables are kept and compared at the end."""
 _IMPORTS_MPI4PY = re.compile(r"^\s*(?:from|import)\s+mpi4py\b", re.MULTILINE)
-_AVERAGES = re.compile(r"^[^#\n]*\b(?:grouped_)?allreduce\(", re.MULTILINE)
+_AVERAGES = re.compile(r"(?=[\s\S]*\b(?:set_weights|assign\w*)\()[\s\S]*\b(?:grouped_)?allreduce\(")
+"""What a script has that may average weights: one that sums its losses alone sets none."""
 _MEANT = "where that is meant, add --allow-undistributed before the script"
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from hpcdl.core.errors import ConfigError, SourceError
 from hpcdl.predict.jobs import has_servers
+from hpcdl.report.analysis.caveats import caveats
+from hpcdl.report.analysis.scaling import build_curves
 from hpcdl.report.runs.doubts import WITH_SERVERS
 from hpcdl.report.runs.imported import read_csv
 from hpcdl.report.runs.run import Run
@@ -391,3 +393,27 @@ def test_columns_under_other_names_are_told_of(header: str, said: str, tmp_path:
     with pytest.raises(ConfigError) as caught:
         read_csv(table)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("column", "stated", "said"),
+    [
+        ("efficiency", "1 0.95 0.79", "efficiency is 79.0 % where its throughputs give 87.5 %"),
+        ("Efficiency (%)", "100 95 79", "efficiency is 79.0 % where its throughputs give 87.5 %"),
+        ("parallel efficiency", "92% 87.4% 80.5%", "efficiency is 0.92 x the report's at all sizes"),
+        ("speed-up", "1 1.9 3.1", "speedup is 3.10 where its throughputs give 3.50"),
+        ("efficiency", "1 0.95 0.875", ""),
+        ("efficiency (%)", "100 95 88", ""),
+        ("speedup", "4 7.6 14", ""),
+        ("speedup", "1x 1.9x 3.5x", ""),
+        ("efficiency", "- n/a good", ""),
+        ("power efficiency", "3 2 1", ""),
+    ],
+)
+def test_ratios_that_a_table_states_itself_are_compared(column: str, stated: str, said: str, tmp_path: Path) -> None:
+    sizes = ("1,4,64,1400", "2,8,64,2660", "4,16,64,4900")
+    lines = (f"horovod,resnet50,{size},{ratio}" for size, ratio in zip(sizes, stated.split(), strict=True))
+    header = f"strategy,model,nodes,ranks,batch_per_rank,images_per_second,{column}"
+    runs = rows(tmp_path, *lines, header=header)
+    told = [line for line in caveats(runs, (), build_curves(runs)) if "the table's" in line]
+    assert said in "".join(told) and bool(told) == bool(said)

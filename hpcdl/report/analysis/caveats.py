@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
@@ -10,7 +11,7 @@ from hpcdl.core.records.run_record import FAILED, LOST, STOPPED, is_measured
 from hpcdl.core.statistics import drift, outliers, welch_log_ratio
 from hpcdl.core.units import counted, listed
 from hpcdl.report.analysis.names import point_name
-from hpcdl.report.analysis.scaling import Curve, with_base_of
+from hpcdl.report.analysis.scaling import Curve, Point, with_base_of
 from hpcdl.report.analysis.settings import settings_of_runs, trifling_differences
 from hpcdl.report.document import number
 from hpcdl.report.runs.run import (
@@ -43,6 +44,7 @@ def caveats(runs: Sequence[Run], unreadable: Sequence[str], curves: Sequence[Cur
         lambda: _slow_workers(runs),
         lambda: _above_ideal(curves),
         lambda: _rising(curves),
+        lambda: _stated_otherwise(curves),
         lambda: _emulated(runs),
         lambda: _mixed(runs, "machine", "machines"),
         lambda: _mixed(runs, "processor", "machines by processor"),
@@ -207,6 +209,55 @@ def _rising(curves: Sequence[Curve]) -> Iterable[str]:
             "efficiency rises again at a larger size, so that something else differs too (network, nodes, settings), or"
             f" the smaller size was disturbed; repeat both: {listed(texts, 3)}"
         )
+
+
+_SAME_RATIO = 1.03
+"""Factor by which a table's ratio may differ from the computed one: it is rounded, or of one run of several."""
+
+
+def _stated_otherwise(curves: Sequence[Curve]) -> Iterable[str]:
+    """Report efficiencies and speed-ups of a table that do not follow from its throughputs."""
+    lines: dict[str, dict[frozenset[str], str]] = {}
+    for measure in ("efficiency", "speedup"):
+        for curve in curves:
+            known = [(point, _stated(point, measure)) for point in curve.points]
+            pairs = [(point, value) for point, value in known if value is not None]
+            if len(pairs) > 1 and not curve.alone:
+                names = frozenset(run.name for point, _ in pairs for run in point.runs)
+                # A row may be on a weak and on a strong curve; its table means one of them.
+                before = lines.setdefault(measure, {}).get(names)
+                lines[measure][names] = "" if before == "" else _difference(curve, measure, pairs)
+    yield from (line for by_runs in lines.values() for line in by_runs.values() if line)
+
+
+def _stated(point: Point, measure: str) -> float | None:
+    values = [run.stated[measure] for run in point.runs if measure in run.stated]
+    return median(values) if values else None
+
+
+def _difference(curve: Curve, measure: str, pairs: Sequence[tuple[Point, float]]) -> str:
+    """Return how a table's ratios differ from the computed ones; empty if they hardly do."""
+    texts = []
+    for computed in (measure, *(("efficiency_per_node",) if measure == "efficiency" else ())):
+        factors = [value / getattr(point, computed).value for point, value in pairs]
+        if max(factors) < _SAME_RATIO * min(factors):
+            # A speed-up from several workers is often given as if one had been ideal.
+            usual = (1.0, float(curve.base.n)) if measure == "speedup" else (1.0,)
+            if any(1 / _SAME_RATIO < factors[0] / one < _SAME_RATIO for one in usual):
+                return ""
+            texts.append(
+                f"the table's {measure} is {factors[0]:.3g} x the report's at all sizes, so it has another base:"
+                f" {point_name(curve, curve.base)} is the report's"
+            )
+        else:
+            point, value = max(pairs, key=lambda pair: abs(math.log(pair[1] / getattr(pair[0], computed).value)))
+            own = getattr(point, computed).value
+            shown = [f"{100 * one:.1f} %" if measure == "efficiency" else f"{one:.2f}" for one in (value, own)]
+            texts.append(
+                f"the table's {measure} is {shown[0]} where its throughputs give {shown[1]}, which the report shows;"
+                f" find out which is right: {point_name(curve, point)}"
+            )
+    return texts[0]
 
 
 def _emulated(runs: Sequence[Run]) -> Iterable[str]:

@@ -8,6 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
@@ -71,6 +72,13 @@ _COUNTS = {
     "images_per_second": "the rate of all workers",
 }
 _RATIO = re.compile("speed.?up|efficiency|scaling")
+_STATED = {
+    "efficiency": re.compile(r"((weak|strong|parallel)_)?(scaling_)?(efficiency|eff)(_?\(?(%|percent|pct)\)?)?"),
+    "speedup": re.compile(r"speed_?up(_?\(?x\)?)?"),
+}
+"""Names of columns, with _ for blanks, whose ratios the report also computes."""
+_MOST_AS_FRACTION = 5.0
+"""Largest efficiency above which a column holds percentages."""
 _PARTS = ("input", "compute", "wait", "exposed_communication", "update")
 _MOST_PROBLEMS = 10
 _OF_SEVERAL = frozenset(
@@ -134,8 +142,35 @@ def read_csv(path: Path) -> Gathered:
         )
     if not runs:
         raise SourceError(f"{path} has a header and no rows; add one row for each run")
+    runs = _with_stated(header, [row for _, row in rows], runs)
     lines = (*_unknown_columns(header), *_repeated(header, rows, runs), *doubts(header, [row for _, row in rows], runs))
     return Gathered(runs=tuple(runs), remarks=tuple(f"{path.name}: {line}" for line in lines))
+
+
+def _with_stated(header: Sequence[str], rows: Sequence[Mapping[str, str]], runs: Sequence[Run]) -> list[Run]:
+    """Return the runs with the efficiencies and speed-ups that their table states, as fractions and factors."""
+    for name, pattern in _STATED.items():
+        column = next((one for one in header if pattern.fullmatch(re.sub(r"[\s_-]+", "_", one))), None)
+        if column is None:
+            continue
+        values = [_ratio_in(row.get(column, "")) for row in rows]
+        percent = "%" in column or any("%" in row.get(column, "") for row in rows)
+        percent = percent or max(filter(None, values), default=0.0) > _MOST_AS_FRACTION
+        scale = 0.01 if name == "efficiency" and percent else 1.0
+        runs = [
+            replace(run, stated={**run.stated, name: scale * value}) if value else run
+            for run, value in zip(runs, values, strict=True)
+        ]
+    return list(runs)
+
+
+def _ratio_in(text: str) -> float | None:
+    """Return the positive number in a cell, without its %; None if it has none: nothing else is taken from it."""
+    try:
+        value = float(text.rstrip("%x ") or "nan")
+    except ValueError:
+        return None
+    return value if positive(value) else None
 
 
 def _stripped(row: Mapping[str, str | None]) -> dict[str, str]:

@@ -51,7 +51,8 @@ class Run:
     its settings as text; `settings` those that distinguish it from other runs of its network and data, once a report
     has read all runs. `labels` are the study's names of settings and of `key=value`. `profile` names the file of the
     node profile. `measured_steps` are those after the warm-up, below 1 if there were none.
-    `rounds_per_step` and `round_bytes_per_step` are those of the busiest rank.
+    `rounds_per_step` and `round_bytes_per_step` are those of the busiest rank. `stated` are efficiency and speed-up as
+    an imported table has them.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Run:
     gradient_elements: tuple[int, ...] = ()
     evaluated_on: str = ""
     imported: bool = False
+    stated: Mapping[str, float] = field(default_factory=dict)
     bucket_bytes: int | None = None
     period: int | None = None
     server_loads: tuple[ServerLoad, ...] = ()

@@ -65,6 +65,7 @@ _METAVARS = {
     "float": "X",
     "bytes": "SIZE",
     "seconds": "TIME",
+    "limit": "TIME",
     "interval": "TIME|auto",
     "accuracy": "PCT",
     "count": "N|auto",

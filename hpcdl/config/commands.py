@@ -71,7 +71,7 @@ class JobConfig:
 
     nodes: int = setting(1, "Number of nodes.", at_least=1)
     ranks_per_node: int = setting(1, "Ranks on each node.", at_least=1)
-    time: float = setting(3600.0, "Time limit, such as 2h or 1-00:00:00.", kind="seconds")
+    time: float = setting(3600.0, "Time limit, such as 2h or 1-00:00:00.", kind="limit")
     until_done: bool = setting(False, "Checkpoint before the time limit, requeue and continue until done.")
     max_requeues: int = setting(20, "At most so many requeues.", at_least=0)
     warning: float | None = setting(

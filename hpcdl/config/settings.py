@@ -126,7 +126,7 @@ class Setting:
         writers: dict[str, Callable[[Any], str]] = {
             "bytes": lambda number: format_bytes(number).replace(" ", ""),
             "amount": lambda number: number if number == AUTO else format_bytes(number).replace(" ", ""),
-            "seconds": lambda number: format_seconds(number).replace(" ", ""),
+            **dict.fromkeys(("seconds", "limit"), lambda number: format_seconds(number).replace(" ", "")),
             "interval": lambda number: number if number == AUTO else format_seconds(number).replace(" ", ""),
             "bool": lambda flag: "true" if flag else "false",
             "counts": lambda numbers: ",".join(map(str, numbers)),
@@ -211,6 +211,13 @@ def _seconds(value: Any) -> float:
     if number > LONGEST_S:
         raise ValueError(f"{shown(value)} is out of range; no time is longer than {LONGEST_S:g} s")
     return number
+
+
+def _time_limit(value: Any) -> float:
+    """Return the seconds of a job's limit; a number alone is refused: it means minutes in most systems."""
+    if isinstance(value, str) and re.fullmatch(r"[\d.]+", number := value.strip()):
+        raise ValueError(f"{number} is minutes under Slurm, and seconds under PBS; write {number}m or {number}s")
+    return _seconds(value)
 
 
 def _boolean(value: Any) -> bool:
@@ -300,6 +307,7 @@ PARSERS: dict[str, Callable[[Any], Any]] = {
     "bytes": _bytes,
     "amount": lambda value: AUTO if value == AUTO else _amount(value),
     "seconds": _seconds,
+    "limit": _time_limit,
     "interval": lambda value: AUTO if value == AUTO else _seconds(value),
     "count": lambda value: AUTO if value == AUTO else _integer(value),
     "size": image_size,

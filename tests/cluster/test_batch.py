@@ -185,6 +185,13 @@ batch-option = ["--licenses=a,b"]
 """
 
 
+@pytest.mark.parametrize("typed", ["90", " 120 ", "0.5"])
+def test_a_time_without_a_unit_is_asked_about(typed: str, ask_hpcdl: CommandLine) -> None:
+    """`--time 90`, an hour and a half for sbatch, became a job of 90 seconds."""
+    made = ask_hpcdl(["submit", "--dry-run", "--time", typed, "--", *TRAIN], env={"HPCDL_LAUNCHER": "slurm"})
+    assert made.code == 2 and f"write {typed.strip()}m or {typed.strip()}s" in made.err and not made.out
+
+
 def test_a_site_has_defaults_that_flags_overrule(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text(SITE)
     env = {"HPCDL_SITE_CONFIG": str(tmp_path / "site.toml"), "HPCDL_LAUNCHER": "slurm"}

@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,27 @@ def test_ranks_get_all_cpus_of_the_smallest_node(ask_hpcdl: CommandLine, tmp_pat
         assert f"#SBATCH --cpus-per-task={cpus}\n" in made.out, made.err
     assert "--cpus-per-task=12\n" in ask_hpcdl(["submit", "--dry-run", "--", "doctor", "--nodes", "all"], env=env).out
     assert "--cpus-per-task" not in ask_hpcdl(["submit", "--dry-run", "--", "report", "runs"], env=env).out
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("sweep", "none.toml"), "the job would be refused: no such config file: none.toml"),
+        (("evaluate", "none", "--data", "synthetic:mnist"), "not there: none; the job starts in"),
+        (("infer", "/", "--data", "none"), "not there: none; the job starts in"),
+        (("report", "/", "none", "runs"), "not there: none, runs; the job starts in"),
+        (("shard", "none", "out"), "not there: none; the job starts in"),
+        (("shard", "synthetic:mnist", "out"), ""),
+        (("evaluate", "/", "--data", "/"), ""),
+        (("tune-threads", "--model", "lenet", "--data", "synthetic:mnist", "--batch-size", "8"), ""),
+    ],
+)
+def test_inputs_that_are_not_there_are_said_before_the_job_waits(
+    command: Sequence[str], said: str, ask_hpcdl: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = ask_hpcdl(["submit", "--dry-run", "--", *command], env={"HPCDL_LAUNCHER": "slurm"})
+    assert shown.code == 0 and said in shown.err and ("warning" in shown.err) == bool(said), shown.err
 
 
 SITE = """[submit]

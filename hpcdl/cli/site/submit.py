@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,7 @@ from hpcdl.config.commands import SubmitConfig, load_submit
 from hpcdl.config.load import ResolvedConfig
 from hpcdl.core.errors import HpcdlError, UnknownNameError, UsageError
 from hpcdl.core.paths import quoted
+from hpcdl.core.units import listed
 
 if TYPE_CHECKING:
     from hpcdl.cluster.batch import submission
@@ -78,7 +80,8 @@ def submit(
             say(f"warning: {doubt}")
         _show_script(wanted, settings, json=json)
         return
-    _check_words(command)
+    if doubt := _absent(_check_words(command)):
+        say(f"warning: {doubt}")
     _check_job(wanted)
     job, is_stored = submission.submit_job(wanted, _typed_again(flags | {"name": name or None}))
     if doubt := jobs.asked_too_much(job):
@@ -111,7 +114,8 @@ def _show_script(wanted: submission.Wanted, settings: ResolvedConfig[SubmitConfi
 
     script = submission.script_of(wanted)
     try:
-        _check_words(list(wanted.command))
+        if doubt := _absent(_check_words(list(wanted.command))):
+            say(f"warning: {doubt}")
         _check_job(wanted)
     except HpcdlError as error:
         say(f"warning: the job would be refused: {error}")
@@ -125,19 +129,22 @@ def _show_script(wanted: submission.Wanted, settings: ResolvedConfig[SubmitConfi
         print(script, end="")
 
 
-def _check_words(command: list[str]) -> None:
-    """Raise UsageError for words that the command's own parser refuses: the job would fail on them at once."""
+def _check_words(command: list[str]) -> list[Path]:
+    """Return the inputs that the command names, as far as its own check does not read them.
+
+    Raises UsageError for words that its parser refuses: the job would fail on them at once.
+    """
     from hpcdl.cli.app import app_for
 
     if not {"-h", "--help", "--version"}.isdisjoint(command):
-        return
+        return []
     parser: Any = typer.main.get_command(app_for(command))
     name, arguments, context = "hpcdl", command, None
     try:
         while True:
             context = parser.make_context(name, list(arguments), parent=context)
             if not getattr(parser, "commands", None):
-                return
+                return [] if command[0] in _CHECKED else list(_inputs(parser, context.params))
             _, remaining, _ = parser.make_parser(context).parse_args(list(arguments))
             name, parser, arguments = parser.resolve_command(context, remaining)
     except Exception as error:
@@ -145,6 +152,29 @@ def _check_words(command: list[str]) -> None:
         if message is None:
             raise
         raise UsageError(f"{message().rstrip('.')}; see `hpcdl {command[0]} --help`") from None
+
+
+_CHECKED = ("train", "run", "sweep")
+"""Commands whose inputs are checked by themselves before the job is queued."""
+_INPUTS = ("RUN", "RUN...", "RUN|MODEL.keras", "SOURCE")
+
+
+def _inputs(parser: Any, values: dict[str, Any]) -> Iterator[Path]:
+    """Yield the files and folders that a command reads, by its arguments and --data."""
+    for parameter in parser.params:
+        if parameter.metavar in _INPUTS or parameter.name == "data":
+            value = values.get(parameter.name)
+            for one in value if isinstance(value, list | tuple) else [value]:
+                if one and ":" not in str(one):  # as in synthetic:mnist
+                    yield Path(one).expanduser()
+
+
+def _absent(inputs: list[Path]) -> str:
+    """Return a warning of inputs that are not there; a job that waits for another may be given them by that one."""
+    names = [quoted(path) for path in inputs if not path.exists()]
+    if not names:
+        return ""
+    return f"not there: {listed(names)}; the job starts in {quoted(Path.cwd())}, and fails unless it is made before"
 
 
 def _check_job(wanted: submission.Wanted) -> None:

@@ -170,6 +170,8 @@ def trial_of(wanted: Wanted) -> list[str]:
     command, of_script = divided(plan_job(wanted)[0].command)
     if command[0] == "run" and of_script and not Path(of_script[0]).is_file():
         raise UsageError(f"the script {of_script[0]} is not there; it is run in {Path.cwd()}, where the job starts")
+    if command[0] == "sweep":
+        return [*command, "--dry-run"]
     if command[0] != "train":
         return []
     strategy, allowed = _value(command, "--strategy") or "", "--allow-grpc" in command or wanted.nodes_wanted.exclusive

@@ -137,6 +137,15 @@ def continued_record(record: RunRecord, run_dir: Path, step: int) -> RunRecord:
     )
 
 
+def begun_again(run_dir: Path) -> list[str]:
+    """Return a warning if an earlier start of a run got as far as its first step, and saved nothing."""
+    try:
+        read_record(run_dir)
+    except CorruptError:
+        return []
+    return ["began again from the start: times and node-hours leave out what its earlier starts took"]
+
+
 def finished_record(
     record: RunRecord,
     run_plan: RunPlan,

@@ -179,6 +179,8 @@ def _begun(trainer: Trainer, group: Communicator, record: RunRecord, run_dir: Pa
             warnings.append(f"resumed with --allow {','.join(limits.allow)}: part of it ran with other settings")
         step = parts.host.position.step
         journal.write("message", text=f"resumed after step {step} of {run_plan.num_steps}")
+    elif limits.resume and group.rank == 0:
+        warnings += results.begun_again(run_dir)
     # The record of a resumed run may hold them already.
     record = dataclasses.replace(record, warnings=list(dict.fromkeys([*record.warnings, *warnings])))
     if group.rank == 0:

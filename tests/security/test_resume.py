@@ -163,6 +163,7 @@ def test_a_run_that_was_killed_before_it_had_saved_begins_again(run_hpcdl: Comma
     words = ["train", "--resume", "--run-dir", run, "--allow", "steps", "--steps", "2"]
     finished = run_hpcdl(words)
     assert finished.code == 0 and not record_of(run)["resumed_from_steps"], finished.err
+    assert "began again from the start: times and node-hours leave out" in " ".join(record_of(run)["warnings"])
 
 
 def test_a_script_whose_checkpoints_are_gone(run_hpcdl: CommandLine, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from hpcdl.core.processes.streams import caught
 from hpcdl.core.progress import Progress
 from hpcdl.core.storage.disk import make_folder, make_private_folder, remove_folder, touch
 from hpcdl.core.storage.files import read_json, write_json
+from hpcdl.core.units import counted
 from hpcdl.launch.train import able_to_meet
 from hpcdl.node.machines import read_topology
 from hpcdl.node.plan import launch_plan
@@ -43,6 +44,17 @@ def launched() -> Placement | None:
     """Return this process's placement among the ranks of a launcher; None if it is alone."""
     rank_place = placement()
     return rank_place if rank_place is not None and rank_place.size > 1 else None
+
+
+def crowded(num_ranks: int) -> str:
+    """Return a warning if `num_ranks` on this node would share its processors; empty on the nodes of a job."""
+    num_cpus = len(os.sched_getaffinity(0))
+    if num_ranks <= num_cpus or launched() is not None or find_launcher().hosts(os.environ):
+        return ""
+    return (
+        f"{num_ranks} ranks share {counted(num_cpus, 'processor')} of this node and wait for each other: it takes long,"
+        " and the times show nothing of a larger machine"
+    )
 
 
 def on_fresh_ranks(

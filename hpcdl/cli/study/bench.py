@@ -51,6 +51,7 @@ def step(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None,
     from hpcdl.bench.step import run
 
     wanted = resolved(StepBenchConfig, "bench-step", flags, config, set_)
+    _say_if_crowded(wanted.config.run.ranks)
     result = run(wanted)
     if result is None:  # a rank that a launcher started; rank 0 prints
         return
@@ -66,6 +67,13 @@ def step(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None,
     put(f"peak memory per rank   {format_bytes(result.peak_memory_bytes)}")
     put(f"fast kernels           {', '.join(result.fast_kernels) or 'none'}")
     say(f"next: {_train_as_measured(wanted, result)}")
+
+
+def _say_if_crowded(num_ranks: int) -> None:
+    from hpcdl.bench.ranks import crowded
+
+    if warning := crowded(num_ranks):
+        say(f"warning: {warning}")
 
 
 def _print_step(result: StepResult) -> None:
@@ -112,7 +120,9 @@ def allreduce(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = 
     from hpcdl.bench.allreduce import fewest_calls, run
     from hpcdl.collectives.auto import LARGE_BYTES, SMALL_BYTES, serves_auto
 
-    result = run(resolved(AllreduceBenchConfig, "bench-allreduce", flags, config, set_).config)
+    wanted = resolved(AllreduceBenchConfig, "bench-allreduce", flags, config, set_).config
+    _say_if_crowded(wanted.run.ranks)
+    result = run(wanted)
     if result is None:  # a rank that a launcher started; rank 0 prints
         return
     serves = serves_auto([row.bytes for row in result.rows])

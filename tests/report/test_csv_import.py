@@ -417,3 +417,13 @@ def test_ratios_that_a_table_states_itself_are_compared(column: str, stated: str
     runs = rows(tmp_path, *lines, header=header)
     told = [line for line in caveats(runs, (), build_curves(runs)) if "the table's" in line]
     assert said in "".join(told) and bool(told) == bool(said)
+
+
+def test_hosts_in_place_of_a_machine_are_asked_about(tmp_path: Path) -> None:
+    """Each row was on a curve of its own, and the report had no efficiency."""
+    header, sizes = f"{SHORT},machine", ((1, 52), (2, 100), (4, 190))
+    hosts = [f"ring,resnet50,{n},{n},64,{rate},node{n}" for n, rate in sizes]
+    assert "machine has a value for each size (node1, node2, node4)" in remarks(tmp_path, *hosts, header=header)
+    kinds = [f"ring,resnet50,{n},{n},64,{rate * k},p{k}" for n, rate in sizes for k in (3, 4, 5)]
+    chips = [f"ring,resnet50,{n},{n},64,{rate},{name}" for (n, rate), name in zip(sizes, "VAH", strict=True)]
+    assert not remarks(tmp_path, *kinds, header=header) and not remarks(tmp_path, *chips, header=header)

@@ -39,6 +39,7 @@ def doubts(header: Sequence[str], rows: Sequence[Mapping[str, str]], runs: Seque
     yield from _uncounted_servers(header, runs)
     yield from _copies(rows)
     yield from _similar_names(rows)
+    yield from _hosts_as_machines(runs)
     yield from _long_steps(timed)
     yield from _doubtful_units(header, runs)
     yield from _growing_batches(header, runs)
@@ -92,6 +93,23 @@ def _similar_names(rows: Iterable[Mapping[str, str]]) -> Iterator[str]:
     for (column, _), names in spellings.items():
         if len(names) > 1:
             yield f"{column} is written in several ways, each taken for another one: {listed(list(names), 5)}"
+
+
+def _hosts_as_machines(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a line if machines differ in digits alone, and none has two sizes: then no size has another to be based on.
+
+    Machines of one name and other numbers may be kinds of node; then some of them ran more than one size.
+    """
+    sizes: dict[str, set[int]] = defaultdict(set)
+    for run in runs:
+        if run.usable and run.machine:
+            sizes[run.machine].add(run.workers)
+    patterns = {re.sub(r"[\d.,;\s-]+", "*", name) for name in sizes}
+    if len(sizes) > 2 and len(patterns) == 1 and max(map(len, sizes.values())) == 1 < len(set().union(*sizes.values())):
+        yield (
+            f"machine has a value for each size ({listed(list(sizes), 3)}), and machines are never compared; if these"
+            " are hosts of one machine, give them one name"
+        )
 
 
 def _copies(rows: Iterable[Mapping[str, str]]) -> Iterator[str]:

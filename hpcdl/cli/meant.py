@@ -71,7 +71,9 @@ def instead(text: str, error: Any) -> str:
         return f"{text}; it stands before the command: hpcdl -v {context.command.name}"
     meant = [option for option in _MEANT.get(_word(given), ()) if option in own]
     if meant:
-        return f"{text}; here it is {meant[0]}"
+        metavar = next((one.metavar or "" for one in context.command.params if meant[0] in one.opts), "")
+        # Others count steps there: `--save-every 100` must not become 100 s.
+        return f"{text}; here it is {meant[0]}{' TIME, as 10m' if metavar.startswith('TIME') else ''}"
     if near := _near(given, own):
         return f"{text} (Possible options: {', '.join(near)})"
     others = _elsewhere(given, context.command.name)

@@ -17,6 +17,7 @@ from tests.conftest import CommandLine
         ("train --nproc_per_node=2", "; here it is --ranks;"),
         ("submit --nproc-per-node 2", "; here it is --ranks-per-node;"),
         ("run -np 2 fit.py", "-np is mpiexec's; type --ranks 2 or -n 2"),
+        ("train --save-every 100", "; here it is --checkpoint-every TIME, as 10m;"),
         ("report runs --output page", "; here it is --out;"),
         ("train --image-size 28", "; `hpcdl shard` has it;"),
         ("train --nodes 2", "; `hpcdl submit` has it;"),

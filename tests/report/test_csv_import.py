@@ -427,3 +427,33 @@ def test_hosts_in_place_of_a_machine_are_asked_about(tmp_path: Path) -> None:
     kinds = [f"ring,resnet50,{n},{n},64,{rate * k},p{k}" for n, rate in sizes for k in (3, 4, 5)]
     chips = [f"ring,resnet50,{n},{n},64,{rate},{name}" for (n, rate), name in zip(sizes, "VAH", strict=True)]
     assert not remarks(tmp_path, *kinds, header=header) and not remarks(tmp_path, *chips, header=header)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "said"),
+    [
+        ("interconnect", ("ib", "eth"), "runs with interconnect ib are faster than those with eth at 2 settings"),
+        ("fp16", ("yes", "no"), "runs with fp16 yes are faster than those with no at 2 settings"),
+        ("jobid", (), ""),
+        ("date", ("monday", "tuesday"), ""),
+    ],
+)
+def test_columns_that_divide_repeats_are_asked_about(
+    column: str, values: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    """Runs over two networks became one mean, with the difference as its scatter."""
+    names = {0: values[0], 1: values[1]} if values else {}
+    slower = 0.6 if said else 0.99
+    lines = [
+        f"ring,resnet50,{n},{n},64,{50 * n * (slower if kind and n > 1 else 1) + repeat / 10},"
+        + names.get(kind, f"{n}{kind}{repeat}")
+        for n in (1, 2, 4)
+        for kind in (0, 1)
+        for repeat in (0, 1)
+    ]
+    told = [
+        line
+        for line in remarks(tmp_path, *lines, header=f"{SHORT},{column}").split(" | ")
+        if "averaged as repeats" in line
+    ]
+    assert said in "".join(told) and len(told) == bool(said)

@@ -49,6 +49,43 @@ def doubts(header: Sequence[str], rows: Sequence[Mapping[str, str]], runs: Seque
     yield from _doubtful_totals(runs)
 
 
+_APART = 1.1
+"""Factor between the slowest run of one value and the fastest of another that is no scatter."""
+_MOST_VALUES = 10
+
+
+def divided_settings(columns: Sequence[str], rows: Sequence[Mapping[str, str]], runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a line for each unused column that divides the runs of settings into faster and slower ones.
+
+    They would be averaged as repeats: those of two networks, or of two precisions.
+    """
+    for column in columns:
+        settings: dict[object, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for run, row in zip(runs, rows, strict=True):
+            if run.usable and row.get(column):
+                settings[_setting(run)][row[column]].append(run.images_per_second or 0.0)
+        values = sorted({value for by_value in settings.values() for value in by_value})
+        pairs = itertools.combinations(values, 2) if len(values) <= _MOST_VALUES else ()
+        for one, other in pairs:
+            both = [(by_value[one], by_value[other]) for by_value in settings.values() if {one, other} <= {*by_value}]
+            faster = sum(min(ours) > _APART * max(theirs) for ours, theirs in both)
+            slower = sum(min(theirs) > _APART * max(ours) for ours, theirs in both)
+            if max(faster, slower) > 1 and not min(faster, slower):
+                first, second = (one, other) if faster else (other, one)
+                yield (
+                    f"runs with {column} {first} are faster than those with {second} at {max(faster, slower)} settings,"
+                    f" and are averaged as repeats; call {column} machine or version, or give each value a file"
+                )
+                break
+
+
+def _setting(run: Run) -> object:
+    """Return what distinguishes settings: runs that share it are repeats of each other."""
+    size = (run.nodes, run.ranks, run.workers, run.servers, run.ranks_per_node, run.threads)
+    names = (run.strategy, run.model, run.data, run.machine, run.version, run.mode)
+    return (*names, *size, run.batch_per_rank, run.global_batch, *sorted(run.config.items()))
+
+
 def _long_parts(rows: Sequence[Mapping[str, str]], runs: Sequence[Run]) -> Iterator[str]:
     """Yield the rows whose parts were dropped, because they exceed the step."""
     columns = [f"{name}_seconds" for name in PARTS]

@@ -20,7 +20,7 @@ from hpcdl.core.progress import Progress
 from hpcdl.core.records.run_record import FAILED, FINISHED, STOPPED, is_measured
 from hpcdl.core.storage.files import read_bytes
 from hpcdl.core.units import listed
-from hpcdl.report.runs.doubts import doubts
+from hpcdl.report.runs.doubts import divided_settings, doubts
 from hpcdl.report.runs.run import MODES, Run, positive
 from hpcdl.report.runs.sources import Gathered, Walk, gather
 
@@ -143,7 +143,13 @@ def read_csv(path: Path) -> Gathered:
     if not runs:
         raise SourceError(f"{path} has a header and no rows; add one row for each run")
     runs = _with_stated(header, [row for _, row in rows], runs)
-    lines = (*_unknown_columns(header), *_repeated(header, rows, runs), *doubts(header, [row for _, row in rows], runs))
+    unknown, of_rows = _unknown(header), [row for _, row in rows]
+    lines = (
+        *_unknown_columns(unknown),
+        *divided_settings(unknown, of_rows, runs),
+        *_repeated(header, rows, runs),
+        *doubts(header, of_rows, runs),
+    )
     return Gathered(runs=tuple(runs), remarks=tuple(f"{path.name}: {line}" for line in lines))
 
 
@@ -434,9 +440,12 @@ def _completed(parts: dict[str, float], step: float | None) -> dict[str, float]:
     return {**parts, "other": max(0.0, step - total)}
 
 
-def _unknown_columns(header: Sequence[str]) -> Iterator[str]:
+def _unknown(header: Sequence[str]) -> list[str]:
+    return [name for name in header if name and name not in _KNOWN and _as_name(name) not in SETTINGS]
+
+
+def _unknown_columns(unknown: Sequence[str]) -> Iterator[str]:
     """Yield the columns that are not used, and a known one that may be meant."""
-    unknown = [name for name in header if name and name not in _KNOWN and _as_name(name) not in SETTINGS]
     if unknown:
         close = next(((name, near[0]) for name in unknown if (near := get_close_matches(name, _KNOWN, n=1))), None)
         hint = f"; did you mean {close[1]!r} by {close[0]!r}?" if close else ""

@@ -301,6 +301,8 @@ def _mixed(runs: Sequence[Run]) -> Iterator[str]:
         yield f"runs on several data sets are taken as one: {listed(list(contents.values()))}"
     if len(versions := sorted({run.version for run in runs} - {""})) > 1:
         yield f"runs of several versions are taken as one: {listed(versions)}"
+    if len(libraries := sorted({run.mpi for run in runs} - {""})) > 1:
+        yield f"runs over several MPI libraries are taken as one: {listed(libraries)}"
     if texts := [text for run in runs if (text := unsteady(run))]:
         yield f"steps changed their speed during {counted(len(texts), 'run')}; the mean counts: {listed(texts, 3)}"
     if texts := [text for run in runs if (text := slow_worker(run))]:

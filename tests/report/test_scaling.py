@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hpcdl.config.load import all_settings
 from hpcdl.config.schema import TrainConfig
 from hpcdl.report.analysis.analyse import analyse
+from hpcdl.report.analysis.caveats import caveats
 from hpcdl.report.analysis.comparisons import build_contests
 from hpcdl.report.analysis.scaling import COLUMNS, Curve, build_curves, flat_row, scaling_rows, with_base_of
 from hpcdl.report.analysis.settings import MATTERING, by_varied_settings, trifling_differences
@@ -229,3 +230,17 @@ def test_a_base_may_be_another_strategy_s_worker() -> None:
     assert found["ring"].points[1].efficiency.value == pytest.approx(1.0)
     rows = [row for row in scaling_rows(found.values()) if row["strategy"] == "sync-easgd"]
     assert {(row["base"], row["base_strategy"]) for row in rows} == {(1, "single")}
+
+
+def test_runs_over_two_mpi_libraries_are_never_averaged() -> None:
+    """Their mean was of two networks' speeds; the runs of one process, which have no MPI, are the base of both."""
+    speeds = {"MPICH 5.0.2": 95.0, "Open MPI 4.1.4": 60.0}
+    runs = [make_run(1, 100.0 * noise) for noise in NOISE]
+    runs += [make_run(2, 2 * rate * noise, software={"mpi": name}) for name, rate in speeds.items() for noise in NOISE]
+    curves = build_curves(runs)
+    efficiencies = {dict(curve.split)["mpi"]: curve.points[-1].efficiency.value for curve in curves}
+    assert efficiencies == pytest.approx({name: rate / 100 for name, rate in speeds.items()})
+    assert all([len(point.runs) for point in curve.points] == [len(NOISE)] * 2 for curve in curves)
+    assert "mixed MPI libraries, never averaged with each other" in " ".join(caveats(runs, (), curves))
+    (one,) = build_curves([run for run in runs if run.mpi != "MPICH 5.0.2"])
+    assert not one.split and len(one.points) == 2

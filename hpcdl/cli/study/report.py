@@ -46,7 +46,8 @@ Base = Annotated[
     typer.Option("--base", metavar="STRATEGY", help="Base of curves without a point of one worker, such as single."),
 ]
 Compare = Annotated[
-    str, typer.Option("--compare", metavar="KEY", help="Compare machine, processor, version or a setting's values.")
+    str,
+    typer.Option("--compare", metavar="KEY", help="Compare machine, processor, version, mpi or a setting's values."),
 ]
 Anonymous = Annotated[bool, typer.Option("--anonymous", help="Leave out hosts, users and paths.")]
 HideData = Annotated[bool, typer.Option("--anonymous-data", help="With --anonymous: leave out data sets' names too.")]

@@ -49,6 +49,7 @@ def caveats(runs: Sequence[Run], unreadable: Sequence[str], curves: Sequence[Cur
         lambda: _mixed(runs, "machine", "machines"),
         lambda: _mixed(runs, "processor", "machines by processor"),
         lambda: _mixed(runs, "version", "versions"),
+        lambda: _mixed([run for run in runs if run.mpi], "mpi", "MPI libraries"),
         lambda: _missing_base(curves, runs),
         lambda: _borrowed_base(curves),
         lambda: _single_measurements(curves),

@@ -28,14 +28,15 @@ STRATEGIES = "strategies"
 MOST_CONTENDERS = 16
 """Up to this number every pair is compared; more contenders are each compared with the fastest, to limit the tests."""
 _JOB = ("model", "data", "workers", "batch_per_rank", "strategy", "servers", "nodes", "ranks_per_node", "threads",
-        "profile", "machine", "processor", "version")  # fmt: skip
+        "profile", "machine", "processor", "version", "mpi")  # fmt: skip
 """Fields that make two runs repeats of one setting, beside `settings`."""
 _FREE: Mapping[str, tuple[str, ...]] = {
-    STRATEGIES: ("strategy", "servers", "nodes", "ranks_per_node", "threads", "profile"),
-    "machine": ("machine", "processor", "version", "nodes", "ranks_per_node", "threads", "profile"),
-    "processor": ("machine", "processor", "version", "nodes", "ranks_per_node", "threads", "profile"),
-    "version": ("version",),
-    "servers": ("servers", "nodes"),
+    STRATEGIES: ("strategy", "servers", "nodes", "ranks_per_node", "threads", "profile", "mpi"),
+    "machine": ("machine", "processor", "version", "nodes", "ranks_per_node", "threads", "profile", "mpi"),
+    "processor": ("machine", "processor", "version", "nodes", "ranks_per_node", "threads", "profile", "mpi"),
+    "version": ("version", "mpi"),
+    "mpi": ("mpi",),
+    "servers": ("servers", "nodes", "mpi"),
     "threads": ("threads", "profile"),
     "profile": ("profile", "threads"),
 }

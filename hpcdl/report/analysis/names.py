@@ -9,7 +9,12 @@ from hpcdl.report.analysis.scaling import Curve, Point
 from hpcdl.report.analysis.settings import UNSTATED, default_of
 from hpcdl.report.runs.run import Run
 
-_WORDS = {"ranks_per_node": "ranks per node", "batch_per_rank": "batch per worker", "global_batch": "global batch"}
+_WORDS = {
+    "mpi": "with",
+    "ranks_per_node": "ranks per node",
+    "batch_per_rank": "batch per worker",
+    "global_batch": "global batch",
+}
 _FIXED = ("model", "strategy", "data", "machine", "processor", "version")
 
 

@@ -101,8 +101,8 @@ _BATCH: Mapping[str, tuple[str, ...]] = {
     "scale-up": ("batch_per_rank", "workers", "nodes"),
 }
 _SPLIT: Mapping[str, tuple[str, ...]] = {
-    "weak": ("servers", "ranks_per_node", "threads", "profile", "nodes", "global_batch"),
-    "strong": ("servers", "ranks_per_node", "threads", "profile", "nodes", "batch_per_rank"),
+    "weak": ("mpi", "servers", "ranks_per_node", "threads", "profile", "nodes", "global_batch"),
+    "strong": ("mpi", "servers", "ranks_per_node", "threads", "profile", "nodes", "batch_per_rank"),
     "scale-up": ("servers", "ranks_per_node", "profile", "global_batch"),
 }
 """A curve with two values of one of these at the same n is split by it: settings are never averaged.
@@ -270,7 +270,13 @@ def _split(
     # A value that grows with n, such as servers, belongs to the curve; two values at one n make two curves.
     if all(len(values) == 1 for values in values_at.values()):
         return [(split, runs)]
-    return [((*split, (name, value(group[0]))), group) for group in _grouped(runs, value)]
+    if name != "mpi":
+        return [((*split, (name, value(group[0]))), group) for group in _grouped(runs, value)]
+    # One process has no MPI: it is the base of the curves of all.
+    libraries = {value(run) for run in runs if value(run)}
+    if len(libraries) < 2:
+        return [(split, runs)]
+    return [((*split, (name, one)), [run for run in runs if value(run) in ("", one)]) for one in sorted(libraries)]
 
 
 def _by_n(mode: str, runs: Sequence[Run]) -> dict[int, list[Run]]:

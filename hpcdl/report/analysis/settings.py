@@ -117,9 +117,11 @@ _SETTING = attrgetter(
 def settings_of_runs(runs: Iterable[Run]) -> list[list[Run]]:
     """Return the usable runs, grouped by setting."""
     groups: dict[tuple[object, ...], list[Run]] = {}
-    for run in runs:
-        if run.usable:
-            groups.setdefault((*_SETTING(run), *run.settings.items()), []).append(run)
+    usable = [run for run in runs if run.usable]
+    # One process has none: where all others have one library, it tells nothing.
+    several = len({run.mpi for run in usable if run.mpi}) > 1
+    for run in usable:
+        groups.setdefault((*_SETTING(run), several and run.mpi, *run.settings.items()), []).append(run)
     return list(groups.values())
 
 

@@ -123,6 +123,11 @@ class Run:
         object.__setattr__(self, "usable", usable)
 
     @property
+    def mpi(self) -> str:
+        """The MPI library; empty for one process, which has none, and if it is not known."""
+        return self.software.get("mpi", "")
+
+    @property
     def variant(self) -> str:
         """The distinguishing settings as text."""
         return ", ".join(f"{key} {value}" for key, value in self.settings.items())

@@ -244,3 +244,14 @@ def test_runs_over_two_mpi_libraries_are_never_averaged() -> None:
     assert "mixed MPI libraries, never averaged with each other" in " ".join(caveats(runs, (), curves))
     (one,) = build_curves([run for run in runs if run.mpi != "MPICH 5.0.2"])
     assert not one.split and len(one.points) == 2
+
+
+def test_runs_on_gpus_and_on_processors_of_one_node_are_never_averaged() -> None:
+    rates = [(accelerators, 100.0 * n * speed, n) for accelerators, speed in ((0, 1), (1, 12)) for n in (1, 2)]
+    runs = [
+        as_run(make_record(n, rate, accelerators={"NVIDIA H200": n} if on_gpus else {}), f"{on_gpus}-{n}")
+        for on_gpus, rate, n in rates
+    ]
+    curves = build_curves(runs)
+    assert {curve.first.processor.rpartition(" with ")[2] for curve in curves} > {"NVIDIA H200"} and len(curves) == 2
+    assert "mixed machines by processor" in " ".join(caveats(runs, (), curves))

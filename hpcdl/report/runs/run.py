@@ -13,7 +13,7 @@ from typing import Any
 
 from hpcdl.core.records.run_record import PARTS, HistoryPoint, RankRecord, RunRecord, is_measured
 from hpcdl.core.statistics import mean_of_known, quantiles
-from hpcdl.core.units import IMAGES, counted, format_seconds
+from hpcdl.core.units import IMAGES, counted, format_seconds, listed
 
 MODES = ("weak", "strong", "scale-up")
 
@@ -239,6 +239,9 @@ def from_record(record: RunRecord, name: str) -> Run:
     if record.model.startswith(EMULATED):
         field_values["accuracy"] = None
         field_values["history"] = tuple(replace(point, accuracy=None, val_accuracy=None) for point in record.history)
+    if record.accelerators:
+        # On one node a run on GPUs is no repeat of one on its processor alone.
+        field_values["processor"] = " with ".join(filter(None, (record.processor, listed(sorted(record.accelerators)))))
     software = field_values["software"]
     if software.get("mpi") == _ONE_PROCESS:
         field_values["software"] = software = {package: held for package, held in software.items() if package != "mpi"}

@@ -42,6 +42,13 @@ def test_settings_of_one_side_are_reported() -> None:
     assert any(line.startswith("1 setting of this study") for line in warnings)
 
 
+def test_a_baseline_over_another_mpi_is_reported() -> None:
+    over = {name: study(100, software={"mpi": name}) for name in ("MPICH 5.0.2", "Open MPI 4.1.4")}
+    one, other = over.values()
+    assert any("the baseline ran over Open MPI 4.1.4, not MPICH" in line for line in compare_with(one, other)[1])
+    assert not compare_with(one, one)[1] and not compare_with(one, study(100))[1]
+
+
 def test_the_same_machine_is_preferred_and_another_is_reported() -> None:
     both = study(100, machine="a") + study(50, machine="b")
     assert {round(item.ratio.value, 2) for item in compare_with(study(100, machine="a"), both)[0]} == {1.0}

@@ -334,6 +334,9 @@ def compare_with(runs: Sequence[Run], baseline: Sequence[Run]) -> tuple[list[Com
     }
     if not shared_places and current and before:
         warnings.append("mixed machines: the baseline was measured on another machine")
+    now, then = ({run.mpi for run in side if run.mpi} for side in (runs, baseline))
+    if now and then and now != then:
+        warnings.append(f"mixed MPI libraries: the baseline ran over {listed(sorted(then))}, not {listed(sorted(now))}")
     for setting in (item for item in current if item in before):
         for (machine, version), group in current[setting].items():
             for (old_place, old_version), old in before[setting].items():

@@ -176,3 +176,15 @@ def test_many_points_are_named_by_a_few() -> None:
     (line,) = [line for line in lines if "single measurement" in line]
     assert "39 points" in line
     assert "36 more" in line
+
+
+def test_repeats_with_other_variables_of_the_environment_are_reported() -> None:
+    def said(*environments: dict[str, str]) -> str:
+        runs = [make_run(2, 100.0, environment=environment) for environment in environments]
+        return " ".join(line for line in told(runs) if "variables of the environment" in line)
+
+    assert "UCX_TLS (rc, tcp, unset)" in said({"UCX_TLS": "rc"}, {"UCX_TLS": "tcp"}, {})
+    assert not said({"UCX_TLS": "rc"}, {"UCX_TLS": "rc"})
+    # A launcher's own, and those of a job.
+    assert not said({"OMPI_MCA_ess_base_jobid": "1", "SLURM_JOB_ID": "1"}, {"OMPI_MCA_ess_base_jobid": "2"})
+    assert not said({"FI_OPX_UUID": "1"}, {"FI_OPX_UUID": "2"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
@@ -61,6 +62,7 @@ def caveats(runs: Sequence[Run], unreadable: Sequence[str], curves: Sequence[Cur
         lambda: _uneven(curves),
         lambda: _changing(curves),
         lambda: trifling_differences([run for run in runs if run.usable]),
+        lambda: _other_environments(runs),
         lambda: _own_warnings(runs),
     )
     return [line for rule in rules for line in rule()]
@@ -438,6 +440,27 @@ def _values_along(curve: Curve) -> Iterable[tuple[str, list[object]]]:
     yield "servers", list(dict.fromkeys(run.servers for run in runs))
     for key in curve.first.settings:
         yield f"settings of {key}", list(dict.fromkeys(run.settings.get(key) for run in runs))
+
+
+_TUNED = re.compile(
+    "(?!.*(UUID|_ID)$)(UCX|FI|CXI|NCCL|MPICH|MPIR_CVAR|DNNL|ONEDNN)_.*|TF_XLA_FLAGS|TF_ENABLE_ONEDNN.*|KMP_BLOCKTIME"
+    "|OMPI_MCA_(btl|pml|mtl|coll|osc)(_.*)?"
+)
+"""Variables by which users tune a network or kernels. Launchers set others, which differ with every job."""
+_SET_HERE = ("UCX_MEM_EVENTS",)
+
+
+def _other_environments(runs: Sequence[Run]) -> Iterable[str]:
+    """Report repeats that ran with different variables of a network or of kernels: they are no repeats."""
+    texts: dict[str, set[str]] = {}
+    for group in settings_of_runs([run for run in runs if not run.imported]):
+        for name in set().union(*(run.environment for run in group)):
+            values = {run.environment.get(name, "unset") for run in group}
+            if len(values) > 1 and name not in _SET_HERE and _TUNED.fullmatch(name):
+                texts.setdefault(name, set()).update(values)
+    if texts:
+        variables = [f"{name} ({', '.join(sorted(values))})" for name, values in sorted(texts.items())]
+        yield f"repeats of a setting differ in variables of the environment, and are averaged: {listed(variables, 3)}"
 
 
 def _own_warnings(runs: Sequence[Run]) -> Iterable[str]:

@@ -51,6 +51,7 @@ def anonymised(gathered: Gathered, *, hide_data: bool = False) -> Gathered:
                 data_content=content.get(run.data_content, "").strip(),
                 model=model.get(run.model, run.model),
                 software={name: value for name, value in run.software.items() if _VERSION.fullmatch(value)},
+                environment={},
                 warnings=(WITHHELD,) if run.warnings else (),
             )
             for number, run in enumerate(gathered.runs, start=1)

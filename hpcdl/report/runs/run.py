@@ -104,6 +104,7 @@ class Run:
     cores_per_node: int | None = None
     hosts: tuple[str, ...] = ()
     software: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, str] = field(default_factory=dict)
     profile: str = ""
     fast_kernels: Sequence[str] = ()

@@ -277,6 +277,12 @@ def test_several_curves_are_asked_about() -> None:
     with pytest.raises(UsageError, match="2 curves, and a centre asks for one: ring, tree; choose with --curve ring"):
         choose_curve(curves)
     assert choose_curve(curves, "tree")[1].first.strategy == "tree"
+    runs = [as_run(item, f"o-{name}") for name, item in study(LINEAR, software={"mpi": "Open MPI 4"}).items()]
+    runs += [as_run(item, f"m-{name}") for name, item in study(LINEAR, software={"mpi": "MPICH 5"}).items()]
+    with pytest.raises(
+        UsageError, match="for one: 'ring, with MPICH 5', 'ring, with Open MPI 4'; choose with --curve 'ring"
+    ):
+        choose_curve(build_curves(runs))
     with pytest.raises(UnknownNameError, match="unknown curve 'three'; did you mean 'tree'"):
         choose_curve(curves, "three")
 

@@ -87,7 +87,7 @@ def choose_curve(curves: Sequence[Curve], wanted: str = "") -> tuple[str, Curve]
         return wanted, named[wanted]
     if len(named) > 1:
         raise UsageError(
-            f"these runs are {len(named)} curves, and a centre asks for one: {listed(list(named), 6)}; "
+            f"these runs are {len(named)} curves, and a centre asks for one: {listed(list(map(quoted, named)), 6)}; "
             f"choose with --curve {quoted(next(iter(named)))}"
         )
     return next(iter(named.items()))

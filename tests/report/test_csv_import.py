@@ -454,6 +454,6 @@ def test_columns_that_divide_repeats_are_asked_about(
     told = [
         line
         for line in remarks(tmp_path, *lines, header=f"{SHORT},{column}").split(" | ")
-        if "averaged as repeats" in line
+        if "and are averaged" in line
     ]
     assert said in "".join(told) and len(told) == bool(said)

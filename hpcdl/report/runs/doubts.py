@@ -74,7 +74,7 @@ def divided_settings(columns: Sequence[str], rows: Sequence[Mapping[str, str]], 
                 first, second = (one, other) if faster else (other, one)
                 yield (
                     f"runs with {column} {first} are faster than those with {second} at {max(faster, slower)} settings,"
-                    f" and are averaged as repeats; if {column} is a setting, call it version, or give each value a file"
+                    f" and are averaged; if {column} is a setting, call it version, or give each value a file"
                 )
                 break
 

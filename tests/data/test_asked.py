@@ -1238,6 +1238,42 @@ def test_numbers_stored_with_the_wrong_sign_are_said(
     assert all(f"was {np.dtype(held)} stored as {np.dtype(stored)}" in line for line in said)
 
 
+@pytest.mark.parametrize("swapped", [True, False])
+@pytest.mark.parametrize("dtype", ["u2", "i2", "i4", "i8", "f4", "f8"])
+def test_numbers_with_their_bytes_in_another_order_are_said(dtype: str, swapped: bool, tmp_path: Path) -> None:
+    waves = (500 * np.sin(np.arange(20 * 16 * 16).reshape(20, 16, 16) / 40) + 700).astype(f"<{dtype}")
+    np.savez(tmp_path / "a.npz", x=waves.view(f">{dtype}") if swapped else waves, y=np.arange(20) / 7)
+    remarks = dry_run(request(tmp_path / "a.npz", tmp_path / "out", nan="keep")).facts.remarks
+    found = [line for line in remarks if "x: values reach" in line]
+    assert len(found) == swapped and all("1.2e+03 with their bytes in the other order" in line for line in found)
+
+
+def test_nan_of_bytes_in_another_order_is_said_to_be_so(tmp_path: Path) -> None:
+    values = RANDOM.normal(size=(20, 100)).astype("<f4").view(">f4")
+    assert np.isnan(values).any()
+    np.savez(tmp_path / "a.npz", x=values, y=np.arange(20) / 7)
+    with pytest.raises(SourceError, match=r"is not finite .* with their bytes in the other order.*x\.byteswap"):
+        make(tmp_path / "a.npz", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        RANDOM.integers(0, 256, (20, 16, 16)).astype(np.uint16) << 8,  # 8 bits in the upper half
+        RANDOM.integers(0, 1 << 16, (20, 16, 16)).astype(np.uint16),
+        RANDOM.integers(0, 1 << 40, (20, 4)),
+        RANDOM.random((20, 4)) * 1e-38,
+        10 ** RANDOM.uniform(-30, 30, (20, 4)),
+        np.zeros((20, 4)),
+    ],
+)
+def test_noise_and_odd_scales_are_no_other_order_of_bytes(values: Any, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=values, y=np.arange(20) / 7)
+    assert not any(
+        "other order" in line for line in dry_run(request(tmp_path / "a.npz", tmp_path / "out")).facts.remarks
+    )
+
+
 @pytest.mark.parametrize(("kind", "inverts"), [("pixels", True), ("fields", True), ("pixels", False)])
 def test_splits_that_are_inverted_are_said(kind: str, inverts: bool, tmp_path: Path) -> None:
     pixels = np.where(RANDOM.random((60, 8, 8)) < 0.1, 250, 3).astype(np.uint8)

@@ -187,9 +187,13 @@ def open_source(spec: SourceSpec) -> Source:
 
 @contextmanager
 def examining(location: str) -> Iterator[None]:
-    """Turn errors of reading a source into SourceError: no permission, circular links, too little memory."""
+    """Turn errors of reading a source into SourceError: no permission, circular links, too little memory.
+
+    NumPy does not warn of NaN and infinity, which have questions of their own.
+    """
     try:
-        yield
+        with np.errstate(over="ignore", invalid="ignore"):
+            yield
     except MemoryError as error:
         raise SourceError(f"{location} needs more memory than there is; is it damaged?") from error
     except OSError as error:

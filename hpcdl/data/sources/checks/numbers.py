@@ -32,6 +32,9 @@ _FACTORS, _GAP = (10, 100, 255, 1000, 65535, 1e6), 2
 """Factors between usual units."""
 _SHORTEST, _JUMPS = 8, 1.25
 """Series and sides of pictures from which on neighbours are compared, and by how much more they differ as they are."""
+_COMPARED, _USUAL, _SWAPPED = 256, 15, 3
+"""Samples whose bytes are swapped, the powers of ten that usual floats stay within, and by how much more neighbours
+differ in the wrong order of bytes."""
 _UNEVEN, _LARGE = 1000, 100
 _PICTURES, _BYTES_FROM = 16, 100
 """Pictures that are looked at, and the number from which on floats are not scaled: pixels from 0 to 255."""
@@ -48,7 +51,7 @@ def doubts(field: Field, arrays: Sequence[PlacedArray], splits: Sequence[str]) -
             padding(field, arrays),
             codes_of_missing(field, arrays),
             colours_of(field, arrays, splits),
-            wrapped(field, arrays),
+            wrapped(field, arrays) or bytes_swapped(field, arrays),
         )
         if line
     ]
@@ -142,6 +145,50 @@ def wrapped(field: Field, arrays: Sequence[PlacedArray]) -> str:
         f"{field.name}: neighbours differ by {jumps:.3g} on average, as {other.dtype} by {jumps_of_other:.3g}: was "
         f"{other.dtype} stored as {dtype}? Then write x.view('{other.dtype}')"
     )
+
+
+def bytes_swapped(field: Field, arrays: Sequence[PlacedArray]) -> str:
+    """Describe numbers that have a usual size, or neighbours that are alike, in the other order of bytes alone."""
+    dtype, width = np.dtype(field.dtype), math.prod(field.shape)
+    if field.kind != "numbers" or dtype.kind not in "iuf" or dtype.itemsize < 2 or not all(map(is_plain, arrays)):
+        return ""
+    most = max(1, min(_COMPARED, READ // width) // len(arrays))
+    rows = np.concatenate([array.spread(most).astype(dtype).reshape(-1, width) for array in arrays])
+    other = rows.byteswap()
+    if dtype.kind == "f":
+        odd = _is_usual(other) and not _is_usual(rows) and dtype.itemsize > 2
+    else:
+        odd = _is_shifted(rows) or _jumps_more(*(own.reshape(-1, *field.shape) for own in (rows, other)))
+    if not odd:
+        return ""
+    most_seen, most_of_other = (np.abs(own[np.isfinite(own)].astype(np.float64)).max() for own in (rows, other))
+    return (
+        f"{field.name}: values reach {most_seen:.3g}, and {most_of_other:.3g} with their bytes in the other order: is "
+        "it that of another machine? Then write x.byteswap()"
+    )
+
+
+def _is_usual(values: Array) -> bool:
+    """Return whether most floats are finite, and within some powers of ten of each other and of 1."""
+    sizes = np.abs(values[np.isfinite(values) & (values != 0)].astype(np.float64))
+    if len(sizes) < FEWEST or len(sizes) < np.isnan(values).sum():
+        return False
+    low, high = np.log10(np.quantile(sizes, (0.05, 0.95)))
+    return bool(-_USUAL < low <= high < _USUAL and high - low < _USUAL)
+
+
+def _is_shifted(values: Array) -> bool:
+    """Return whether whole numbers of 4 bytes or more use the upper half of them alone."""
+    half = 1 << 4 * values.itemsize
+    return values.itemsize > 2 and len(np.unique(values)) > 2 and not (values % half).any()
+
+
+def _jumps_more(rows: Array, other: Array) -> bool:
+    """Return whether neighbours differ much more in `rows` than in `other`; rows of one byte each tell nothing."""
+    if rows.ndim < 2 or rows.shape[1] < _SHORTEST or not (rows % 256).any():
+        return False
+    jumps, jumps_of_other = (np.abs(np.diff(own.astype(np.float64), axis=1)).mean() for own in (rows, other))
+    return bool(jumps > _SWAPPED * jumps_of_other)
 
 
 def unscaled(field: Field, arrays: Sequence[PlacedArray]) -> str:

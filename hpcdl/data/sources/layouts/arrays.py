@@ -33,7 +33,7 @@ from hpcdl.data.sources.base.values import (
     ABSENT,
 )
 from hpcdl.data.sources.checks.groups import remark_on_groups
-from hpcdl.data.sources.checks.numbers import as_fed, doubts, never_written, unscaled
+from hpcdl.data.sources.checks.numbers import as_fed, bytes_swapped, doubts, never_written, unscaled
 from hpcdl.data.sources.checks.pairing import ask_of_order, copies_of_targets, one_of_all
 from hpcdl.data.sources.checks.pictures import Palettes, ask_of_files
 from hpcdl.data.sources.layouts.flat import MOST_ARRAY_BYTES, FlatFiles, add_numbered, stamp_of
@@ -387,10 +387,10 @@ class FieldSource:
             if lines.any() and self._spec.nan != "skip":
                 # The file holds plain numbers where its attributes make NaN of them.
                 why = f" ({array.remarks})" if " as NaN" in array.remarks else ""
+                remedy = bytes_swapped(item, [array]) or "--nan skip leaves them out, --nan keep takes them"
                 raise SourceError(
                     f"{self._location}: {item.name} of sample {int(np.argmax(lines))} is not finite (NaN or infinity), "
-                    f"{counted(int(lines.sum()), 'sample')} in all{why}; --nan skip leaves them out, --nan keep takes "
-                    "them"
+                    f"{counted(int(lines.sum()), 'sample')} in all{why}; {remedy}"
                 )
             bad |= lines
         if bad.any():

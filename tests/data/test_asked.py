@@ -1199,6 +1199,34 @@ def test_pictures_of_splits_in_two_scales_are_said(kind: str, channels: int, fac
     assert len(found) == (factor > 1) and all(" in test, and " in line for line in found), remarks
 
 
+WIDE, HALF = RANDOM.normal(size=(150, 4)), np.arange(150) % 2
+RARE = (np.arange(150) % 20 == 0).astype(int)
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "line"),
+    [
+        ((WIDE, HALF), (WIDE + 20, HALF), "x: most values are "),
+        ((WIDE, HALF), (WIDE + 9 * np.eye(4)[2], HALF), "x: at index 2 most values are "),
+        ((WIDE, HALF), (WIDE + 2, HALF), ""),
+        ((WIDE, WIDE[:, 0]), (WIDE, WIDE[:, 0] * 0), "y: all values seen are 0 in test, and most are "),
+        ((WIDE, WIDE[:, 0]), (WIDE, WIDE[:, 1]), ""),
+        ((WIDE, HALF), (WIDE, HALF * 0), "all samples of test are of the class '0', and those of train of 2"),
+        ((WIDE, np.arange(150) // 15), (WIDE, np.arange(150) // 75 + 8), "classes of train that test has no sample of"),
+        ((WIDE, RARE), (WIDE, 1 - RARE), "the class '0' is 95% of train, and 5% of test"),
+        ((WIDE, RARE), (WIDE, HALF), ""),
+        ((np.arange(300).reshape(150, 2) / 15, HALF), (np.arange(300, 400).reshape(50, 2) / 15, HALF[:50]), ""),
+    ],
+)
+def test_splits_of_other_ranges_and_other_shares_of_classes_are_said(
+    train: Any, test: Any, line: str, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "s.npz", x_train=train[0], y_train=train[1], x_test=test[0], y_test=test[1])
+    remarks = dry_run(request(tmp_path / "s.npz", tmp_path / "out")).facts.remarks
+    found = [own for own in remarks if " train" in own]
+    assert (len(found) == 1 and found[0].startswith(line)) if line else not found, remarks
+
+
 def test_splits_of_sparse_pictures_are_in_one_scale() -> None:
     spreads = []
     for rare in (0.045, 0.055):

@@ -185,7 +185,35 @@ def remarks_on_counts(names: Sequence[str], counts: Mapping[str, Counts]) -> lis
             f"{share} % of the samples are of the class {shown(names[int(total.argmax())])}: a model that always "
             "answers it has that accuracy"
         )
-    return remarks + _remarks_on_unseen(names, counts)
+    return remarks + _remarks_on_unseen(names, counts) + _remarks_on_shares(names, counts)
+
+
+def _remarks_on_shares(names: Sequence[str], counts: Mapping[str, Counts]) -> list[str]:
+    """Return a remark for each split that lacks classes of train, or has them in quite other shares."""
+    train, remarks = counts.get("train", np.zeros(1)), []
+    for split, own in counts.items():
+        if split == "train" or not train.sum() or own.sum() < _LEAST_COMPARED:
+            continue
+        shares, theirs = train / train.sum(), own / own.sum()
+        lacking = np.flatnonzero((own == 0) & (shares * own.sum() >= _FEW_EXPECTED)).tolist()
+        most = int(np.abs(shares - theirs).argmax())
+        if (theirs == 1).any() and (train > 0).sum() > 1:
+            only = shown(names[int(own.argmax())])
+            remarks.append(
+                f"all samples of {split} are of the class {only}, and those of train of {(train > 0).sum()}: are they "
+                "labels, or was a list that is sorted by class cut in two?"
+            )
+        elif lacking:
+            remarks.append(
+                f"classes of train that {split} has no sample of: {some(names[at] for at in lacking)}: was a list that "
+                "is sorted by class cut in two?"
+            )
+        elif abs(shares[most] - theirs[most]) >= _OTHER_SHARE:
+            remarks.append(
+                f"the class {shown(names[most])} is {shares[most]:.0%} of train, and {theirs[most]:.0%} of {split}: is "
+                "that meant?"
+            )
+    return remarks
 
 
 def remarks_on_order(names: Sequence[str]) -> list[str]:
@@ -237,6 +265,9 @@ def _shift(names: Sequence[str], train: Counts, other: Counts) -> str:
 
 _FEW_SAMPLES, _MANY_SAMPLES, _MOST_OF_ALL = 2, 50, 0.9
 """Samples of a class that are few where the median of classes has many, and the share that makes accuracy useless."""
+_LEAST_COMPARED, _FEW_EXPECTED, _OTHER_SHARE = 20, 10, 0.5
+"""Samples of a split from which on its classes are compared with train's, those of a class that are expected where it
+has none, and the difference between two shares that is said."""
 _LONGEST_NAME = 1000
 
 

@@ -26,7 +26,7 @@ from hpcdl.data.sources.base.source import (
 )
 from hpcdl.data.sources.base.splits import some
 from hpcdl.data.sources.checks.missing import mark_of_missing
-from hpcdl.data.sources.checks.numbers import spreads_apart, two_units
+from hpcdl.data.sources.checks.numbers import ranges_apart, spreads_apart, two_units
 from hpcdl.data.sources.checks.pictures import COLOURS_READ, inverted, swapped_colours
 from hpcdl.data.sources.layouts.images import ImageKinds, check_end, decode
 from hpcdl.data.write.request import LayoutConfig
@@ -128,7 +128,8 @@ def _remarks_on_splits(
             if num_bytes > COLOURS_READ:
                 break
         means[split], drawn[split] = np.array(found).reshape(-1, channels), np.concatenate(values)
-    lines = (swapped_colours(means) if channels == _COLOURS else "", spreads_apart(drawn) or inverted(drawn))
+    scales = spreads_apart(drawn) or inverted(drawn) or ranges_apart(drawn)
+    lines = (swapped_colours(means) if channels == _COLOURS else "", scales)
     return [f"images: {line}" for line in lines if line]
 
 

@@ -75,7 +75,49 @@ def scales_apart(field: Field, arrays: Sequence[PlacedArray], splits: Sequence[s
             [np.empty(0), *(chunk.reshape(-1)[::step].astype(np.float64) for chunk in chunks)]
         )
     line = spreads_apart(drawn) or (inverted(drawn) if field.role == "input" and len(field.shape) > 1 else "")
+    line = line or ranges_apart(drawn) or _columns_apart(field, arrays, splits)
     return f"{field.name}: {line}" if line else ""
+
+
+def _columns_apart(field: Field, arrays: Sequence[PlacedArray], splits: Sequence[str]) -> str:
+    """Describe a column of few whose numbers have another range in another split; empty if there is none."""
+    width = math.prod(field.shape)
+    if not 1 < width <= LOOKED_AT or len(field.shape) > 1 or not all(map(is_plain, arrays)):
+        return ""
+    most = max(1, min(MOST_ROWS, READ // width) // len(arrays))
+    rows: dict[str, list[Array]] = {}
+    for array, split in zip(arrays, splits, strict=True):
+        rows.setdefault(split, []).append(array.spread(most).reshape(-1, width).astype(np.float64))
+    joined = {split: np.concatenate(own) for split, own in rows.items()}
+    lines = ((at, ranges_apart({split: own[:, at] for split, own in joined.items()})) for at in range(width))
+    return next((f"at index {at} {line}" for at, line in lines if line), "")
+
+
+def ranges_apart(drawn: Mapping[str, Array]) -> str:
+    """Describe two splits between whose values is a gap wider than either range, or one of a single value.
+
+    The range is that of 90 % of the values. Empty if there are none.
+    """
+    bounds: dict[str, tuple[float, float]] = {}
+    single: dict[str, float] = {}
+    for split, values in drawn.items():
+        finite = values[np.isfinite(values)]
+        if len(finite) >= _LEAST_COMPARED:
+            low, high = np.quantile(finite, (0.05, 0.95)).tolist()
+            bounds[split] = low, high
+            single |= {split: low} if finite.min() == finite.max() else {}
+    for (one, (low, high)), (two, (lowest, highest)) in itertools.permutations(bounds.items(), 2):
+        if one in single and lowest < highest:
+            return (
+                f"all values seen are {low:.3g} in {one}, and most are {lowest:.3g} to {highest:.3g} in {two}: was "
+                f"{one} never filled?"
+            )
+        if lowest - high > max(high - low, highest - lowest) > 0:
+            return (
+                f"most values are {low:.3g} to {high:.3g} in {one}, and {lowest:.3g} to {highest:.3g} in {two}: are "
+                "there two units, or was one of them shifted? Write both alike"
+            )
+    return ""
 
 
 def spreads_apart(drawn: Mapping[str, Array]) -> str:

@@ -1323,3 +1323,30 @@ def test_words_of_a_column_in_two_cases_are_said(tmp_path: Path) -> None:
     source = table("city,a,label\n" + "".join(f"{('Paris', 'paris', 'Rome')[n % 3]},{n},{n % 2}\n" for n in range(30)))
     made = request(source(tmp_path), tmp_path / "out", format="table", categories="city=codes")
     assert any("'Paris' and 'paris' of 'city' differ in case" in line for line in dry_run(made).facts.remarks)
+
+
+@pytest.mark.parametrize(("name", "said"), [("zipcode", True), ("Soil_Type", True), ("zip_area", False)])
+@pytest.mark.parametrize("flags", [{}, {"categories": "{}=one-hot"}])
+def test_codes_that_become_quantities_are_said(name: str, said: bool, flags: dict[str, str], tmp_path: Path) -> None:
+    source = table(f"{name},a,label\n" + "".join(f"{n * 7 % 9 + 40},{n / 7},{n % 2}\n" for n in range(60)), "t.csv")
+    given = {flag: (value.format(name),) for flag, value in flags.items()}
+    remarks = dry_run(request(source(tmp_path), tmp_path / "out", target=("label",), **given)).facts.remarks
+    found = [line for line in remarks if "is called as codes are" in line]
+    assert len(found) == (said and not flags) and all(f"--categories {name}=one-hot" in line for line in found)
+
+
+@pytest.mark.parametrize(("count", "share", "said"), [(2, 0.94, True), (3, 0.94, True), (2, 0.6, False), (2, 0, False)])
+def test_a_column_that_tells_most_classes_is_said(count: int, share: float, said: bool, tmp_path: Path) -> None:
+    classes = RANDOM.integers(0, count, 500)
+    column = np.where(RANDOM.random(500) < share, (classes + 1) % count, RANDOM.integers(0, count, 500))
+    rows = [f"{one},{number / 7},{own}" for number, (one, own) in enumerate(zip(column, classes, strict=True))]
+    (tmp_path / "t.csv").write_text("\n".join(["discharged,a,label", *rows, ""]))
+    remarks = dry_run(request(tmp_path / "t.csv", tmp_path / "out", target=("label",))).facts.remarks
+    assert any("the column 'discharged' names the class of 9" in line for line in remarks) == said, remarks
+
+
+def test_columns_of_rare_events_do_not_tell_classes(tmp_path: Path) -> None:
+    rows = [f"{int(n % 50 == 0)},{n / 7},{int(n % 19 == 0)}" for n in range(1000)]  # alike in 93 % of the rows
+    (tmp_path / "t.csv").write_text("\n".join(["event,a,label", *rows, ""]))
+    remarks = dry_run(request(tmp_path / "t.csv", tmp_path / "out", target=("label",))).facts.remarks
+    assert not any("names the class" in line for line in remarks), remarks

@@ -13,6 +13,11 @@ _MEASURED = re.compile(
     r"|intensity|redshift|dose|doses|bmi|mpg|points"
 )
 """Last words in names of quantities, which whole numbers may be too."""
+_CODES = re.compile(
+    r"codes?|zip|zipcode|post(?:al)?code|plz|fips|naics|type|kind|category|race|ethnicity|nationality|occupation|region"
+    r"|country|county|district|species|genre|brand|colou?r"
+)
+"""Last words in names of codes, which may be whole numbers and are no quantities."""
 _OF_IDS = ("id", "ids", "uid", "uuid", "idx", "index", "number", "nr", "key", "serial", "timestamp")
 """Last words in names of ids."""
 _OF_ROWS = re.compile(r"row_?names?|(?:s|sr|sl|serial|row|record|obs|sample)_?(?:no|num)|row|rows|record")
@@ -41,6 +46,11 @@ def names_quantity(name: str) -> bool:
     """Return whether a column or array is named like a quantity (`age`, `num_cells`, `wine quality`)."""
     words = re.split(r"[\W_]+", in_words(name))
     return _MEASURED.fullmatch(words[-1]) is not None or (words[0] in ("num", "n", "number") and len(words) > 1)
+
+
+def names_code(name: str) -> bool:
+    """Return whether a column is named like codes of categories (`zip_code`, `soil_type`)."""
+    return _CODES.fullmatch(re.split(r"[\W_]+", in_words(name))[-1]) is not None
 
 
 def names_group(name: str) -> bool:

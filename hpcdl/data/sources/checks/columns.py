@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from hpcdl.core.errors import shown
-from hpcdl.data.sources.base.names import names_group, names_time
+from hpcdl.data.sources.base.labels import FEW_CLASSES
+from hpcdl.data.sources.base.names import names_code, names_group, names_time
 from hpcdl.data.sources.base.placed import VALUES_AT_ONCE, TableColumn
 from hpcdl.data.sources.base.source import Array, SourceFacts
 from hpcdl.data.sources.base.splits import some, typed
+from hpcdl.data.sources.base.values import MOST_ROWS
 from hpcdl.data.sources.base.words import word_chunks
 from hpcdl.data.sources.checks.groups import remark_on_groups
 
@@ -26,6 +28,8 @@ from which on these orders are said to be one."""
 _MOST_COMBINED, _ROWS_COMBINED, _EXACT, _HIGHEST_POWER = 64, 2000, 0.01, 3
 """Columns and rows in which sums and products that are the target are sought; how near they are to it, in standard
 deviations, and their factors to 1; and the highest power of a factor."""
+_MOSTLY = 0.85
+"""The share of each class, and of each value of a column, from which on the column is said to tell the class."""
 _SERIES = re.compile(r"(?:series|session|recording|episode|trajectory|sequence)(?:_?(?:nr|no|number))?")
 """Names of columns of numbers that say which rows are one series."""
 
@@ -113,6 +117,12 @@ def remarks_on_repeated_targets(facts: SourceFacts, packed: Sequence[str]) -> li
                 f"{typed(same[0])}"
             )
         rest = [pair for pair in by_name if width > 1 and pair[0] not in (*same, *parts)]
+        shares = {name: share for name, own in rest if (share := _share_named(own, goal) if classes else 0)}
+        remarks += [
+            f"{item.name}: the column {shown(name)} names the class of {share:.0%} of the rows: made from the target, "
+            f"or known only with it? If so, give --leave-out {typed(name)}"
+            for name, share in shares.items()
+        ]
         ordered = [name for name, own in rest if _orders(own, goal, classes)]
         if ordered:
             what = "bounds alone tell all classes apart in" if classes else "rank correlation over 0.999 with"
@@ -254,6 +264,21 @@ def _marks(values: Array, goal: Array) -> bool:
     return not np.isin(ours, others).any() and min(len(ours), len(others)) == 1
 
 
+def _share_named(values: Array, goal: Array) -> float:
+    """Return the share of rows whose class a column of as many values tells, if most of each class are; else 0."""
+    kept = np.isfinite(values) & np.isfinite(goal)
+    known, column = np.unique(values[kept], return_inverse=True)
+    classes, own = np.unique(goal[kept], return_inverse=True)
+    if not 1 < len(known) == len(classes) <= FEW_CLASSES:
+        return 0
+    pairs = np.bincount(column * len(classes) + own, minlength=len(classes) ** 2).reshape(len(known), -1)
+    named, most = pairs.max(1), pairs.argmax(1)
+    each = np.minimum((named / pairs.sum(1)).min(), (named / pairs.sum(0)[most]).min())
+    if pairs.sum(0).min() < _FEWEST_ROWS or len({*most.tolist()}) < len(classes) or each < _MOSTLY:
+        return 0
+    return float(named.sum() / len(own))
+
+
 def _orders(values: Array, goal: Array, classes: bool) -> bool:
     """Return whether numbers have the order of `goal`, rising or falling, or each class has a range of its own."""
     kept = np.isfinite(values) & np.isfinite(goal)
@@ -276,6 +301,29 @@ def _ranks(values: Array) -> Array:
     _, numbers, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks: Array = (np.cumsum(counts) - counts / 2)[numbers]
     return ranks
+
+
+def remarks_on_codes(facts: SourceFacts, packed: Sequence[str], coded: Collection[str], field: str) -> list[str]:
+    """Return a remark on columns of the field `field` of several whole numbers that are named like codes.
+
+    `coded` are columns whose numbers --categories has taken for words.
+    """
+    at = next(number for number, item in enumerate(facts.fields) if item.name == field)
+    place, width = facts.arrays[at], math.prod(facts.arrays[at].shape)
+    if width != len(packed):
+        return []
+    rows = np.fromfile(place.file, place.dtype, MOST_ROWS // width * width, offset=place.offset).reshape(-1, width)
+    names = [
+        name
+        for name, own in zip(packed, rows.T, strict=True)
+        if name not in coded and names_code(name) and not (own % 1).any() and len(np.unique(own)) > 2
+    ]
+    if not names:
+        return []
+    return [
+        f"{field}: the column {some(names)} holds whole numbers, and is called as codes are: a model takes them for "
+        f"quantities. For categories give --categories {typed(names[0] + '=one-hot')}"
+    ]
 
 
 def remarks_on_counters(facts: SourceFacts, packed: Sequence[str], field: str) -> list[str]:

@@ -26,6 +26,7 @@ from hpcdl.data.sources.base.values import EXACT, largest, rounded_away
 from hpcdl.data.sources.base.words import WordColumn, asked_codings, remarks_on, word_chunks
 from hpcdl.data.sources.checks.columns import (
     names_series,
+    remarks_on_codes,
     remarks_on_counters,
     remarks_on_groups_shared,
     remarks_on_repeated_targets,
@@ -83,6 +84,7 @@ class ColumnSource(FieldSource):
             places = np.repeat(packed, widths).tolist()
             facts = dataclasses.replace(facts, remarks=[*facts.remarks, *remarks_on_repeated_targets(facts, places)])
             counted = remarks_on_counters(facts, places, field_name(name))
+            counted += remarks_on_codes(facts, places, words, field_name(name))
             facts = dataclasses.replace(facts, remarks=[*facts.remarks, *counted])
             fields = [
                 dataclasses.replace(field, columns=list(packed)) if field.name == field_name(name) else field

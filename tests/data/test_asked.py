@@ -1350,3 +1350,32 @@ def test_columns_of_rare_events_do_not_tell_classes(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("\n".join(["event,a,label", *rows, ""]))
     remarks = dry_run(request(tmp_path / "t.csv", tmp_path / "out", target=("label",))).facts.remarks
     assert not any("names the class" in line for line in remarks), remarks
+
+
+AGES = RANDOM.uniform(20, 80, 100).round(1)
+
+
+@pytest.mark.parametrize(
+    ("labels", "line"),
+    [
+        (np.where(np.arange(100) % 9 == 3, -1.0, AGES), "11 values of -1, all others 2"),
+        (np.where(np.arange(100) % 9 == 3, 999.0, AGES), "11 values of 999, all others 2"),
+        (AGES + 273.15 * (np.arange(100) > 60), "which is 273.15 more: are there two units"),
+        (AGES * 70.07, "numbers reach 5"),
+        (AGES, ""),
+    ],
+)
+def test_quantities_of_a_list_are_looked_at_as_those_of_arrays(labels: Any, line: str, tmp_path: Path) -> None:
+    source = table(lines([f"{label:.2f}" for label in labels], "image,found\n"))(tmp_path)
+    remarks = dry_run(request(source, tmp_path / "out")).facts.remarks
+    found = [own for own in remarks if own.startswith("found: ")]
+    assert (len(found) == 1 and line in found[0]) if line else not found, remarks
+    assert not any("--nan" in own for own in found)  # a list refuses NaN
+
+
+def test_files_of_quantities_in_two_lines_and_splits_are_said(tmp_path: Path) -> None:
+    rows = "0.png,0.5,train\n1.png,0.25,train\n2.png,1.5,train\n0.png,0.75,train\n1.png,0.25,test\n"
+    source = table("image,found,split\n" + rows)(tmp_path)
+    remarks = dry_run(request(source, tmp_path / "out")).facts.remarks
+    assert "files with different quantities in two lines: '0.png'" in remarks
+    assert "files in more than one split: '1.png'" in remarks

@@ -21,6 +21,7 @@ import xxhash
 from hpcdl.core.errors import SourceError, shown
 from hpcdl.core.storage.files import open_regular
 from hpcdl.data.format.dataset import UNSPLIT
+from hpcdl.data.format.manifest import Field
 from hpcdl.data.sources.base.chosen import remarks_on_unused
 from hpcdl.data.sources.base.labels import (
     NUMBER,
@@ -32,9 +33,12 @@ from hpcdl.data.sources.base.labels import (
     spellings,
 )
 from hpcdl.data.sources.base.names import is_id, names_group, names_quantity
+from hpcdl.data.sources.base.placed import PlacedArray
 from hpcdl.data.sources.base.source import Array, Index, IndexWriter, SourceFacts, SourceSpec
 from hpcdl.data.sources.base.splits import SPLIT_WORDS, leaves_out_split, left_out, names_division, some, typed
 from hpcdl.data.sources.checks.groups import remark_on_groups
+from hpcdl.data.sources.checks.missing import NAN_SKIPPED
+from hpcdl.data.sources.checks.numbers import doubts, unscaled
 from hpcdl.data.sources.image_folder import MOST_ODD, WholeFiles, check_magic, is_called_image
 from hpcdl.data.sources.layouts.images import PictureField, quantity_field
 
@@ -115,6 +119,9 @@ class CsvSource:
             picture = self._picture.field("image", (self._open(path) for path in paths))
             name = columns.names[columns.label] if columns.names else "target"
             fields = [picture, quantity_field(name)]
+            remarks.append(f"labels are quantities from {values.min():g} to {values.max():g}")
+            remarks += self._remarks_on_quantities(fields[1], values, columns)
+            remarks += self._remarks_on_repeats(columns, quantities=True)
             return SourceFacts(
                 class_names=["all"],
                 samples_are="fields",
@@ -123,7 +130,7 @@ class CsvSource:
                 fields=fields,
                 decodes=True,
                 skipped=[*self._missing],
-                remarks=[*remarks, f"labels are quantities from {values.min():g} to {values.max():g}"],
+                remarks=remarks,
             )
         remarks += self._remarks_on_repeats(columns)
         names, numbers, lines = _classes(labels, self._spec.target_kind, str(self._table))
@@ -272,8 +279,20 @@ class CsvSource:
     def _left(self) -> list[str]:
         return [split for split in self.named if leaves_out_split(split, self._spec.leave_out)]
 
-    def _remarks_on_repeats(self, columns: _Columns) -> list[str]:
-        """Return remarks on files listed more than once; SourceError if their labels differ."""
+    def _remarks_on_quantities(self, field: Field, values: Array, columns: _Columns) -> list[str]:
+        """Return what is doubtful in the quantities, which are those of the lines."""
+        splits = np.array([split for _, _, split in self._lines(columns)])
+        names = [split for split in dict.fromkeys(splits.tolist()) if split not in self._left()]
+        arrays = []
+        for number, split in enumerate(names):
+            own, path = values[splits == split], Path(self._spec.work) / f"quantities{number}"
+            own.tofile(path)
+            arrays.append(PlacedArray(path=path, shape=own.shape, dtype=own.dtype))
+        lines = [line for line in (unscaled(field, arrays), *doubts(field, arrays, names)) if line] if arrays else []
+        return [line.replace(NAN_SKIPPED, "take these lines out") for line in lines]  # a list refuses NaN
+
+    def _remarks_on_repeats(self, columns: _Columns, *, quantities: bool = False) -> list[str]:
+        """Return remarks on files listed more than once; SourceError if their labels differ and are classes."""
         # 8 bytes for each name; only names that seem to repeat are kept and compared below.
         keys = np.array([xxhash.xxh3_64_intdigest(os.fsencode(name)) for name, *_ in self._lines(columns)], np.uint64)
         often, counts = np.unique(keys, return_counts=True)
@@ -282,11 +301,14 @@ class CsvSource:
             return []
         seen: dict[str, tuple[str, str]] = {}
         over_splits: dict[str, None] = {}
+        unlike: dict[str, None] = {}
         for (name, label, split), key in zip(self._lines(columns), keys.tolist(), strict=True):
             if key not in repeated:
                 continue
             other, before = seen.setdefault(name, (label, split))
-            if other != label and self._spec.target_kind != "class":
+            if other != label and quantities:
+                unlike[name] = None
+            elif other != label and self._spec.target_kind != "class":
                 raise SourceError(
                     f"{self._table}: {shown(name)} is listed as {shown(other)} and as {shown(label)}: several labels "
                     "of one picture need an array of 0 and 1 for each (--reader FILE.py:NAME); correct the list, or "
@@ -295,6 +317,7 @@ class CsvSource:
             if before != split:
                 over_splits[name] = None
         remarks = [f"{len(seen)} files are listed more than once, such as {shown(next(iter(seen)))}"] if seen else []
+        remarks += [f"files with different quantities in two lines: {some(unlike)}"] if unlike else []
         return remarks + ([f"files in more than one split: {some(over_splits)}"] if over_splits else [])
 
     def _columns(self) -> _Columns:

@@ -15,6 +15,8 @@ from hpcdl.data.sources.base.placed import PlacedArray
 from hpcdl.data.sources.base.source import Array
 from hpcdl.data.sources.base.values import LOOKED_AT, MOST_ROWS, NUMBERS_SHOWN, RARE_FROM, READ, is_plain
 
+NAN_SKIPPED = "write NaN in the source and give --nan skip"
+"""What to do with samples whose values are missing."""
 _MARKS = (-99, -999, -9999, -99999, -999999, 99, 999, 9999, 99999, 999999, 99.9, 999.9, 9999.9, -99.9, -999.9,
           -32768, -(2**31), 1e20, 1e30, 1e36, 9.969209968386869e36, -1e20, -1e30, -1e34,
           -3.4028234663852886e38, 3.4028234663852886e38, -1.7976931348623157e308)  # fmt: skip
@@ -91,8 +93,7 @@ def mark_of_missing(name: str, dtype: np.dtype[Any], rows: Callable[[], Iterable
     more = f" (and such at index {also}{', ...' if len(others) > NUMBERS_SHOWN else ''})" if others else ""
     return (
         f"{name}: {counted(int(count[at]), 'value')} of {mark[places[at]]:g}{where}, all others {least[at]:g} to "
-        f"{most[at]:g}{more}: a mark of missing values? It stays a number; if so, write NaN in the source and give "
-        "--nan skip"
+        f"{most[at]:g}{more}: a mark of missing values? It stays a number; if so, {NAN_SKIPPED}"
     )
 
 
@@ -123,7 +124,7 @@ def codes_of_missing(field: Field, arrays: Sequence[PlacedArray]) -> str:
     more = f" (and such at index {also})" if also else ""
     return (
         f"{field.name}: {next(iter(found.values()))}{more}: codes of a survey for missing answers? They stay numbers; "
-        "if so, write NaN in the source and give --nan skip"
+        f"if so, {NAN_SKIPPED}"
     )
 
 

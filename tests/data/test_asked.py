@@ -1379,3 +1379,23 @@ def test_files_of_quantities_in_two_lines_and_splits_are_said(tmp_path: Path) ->
     remarks = dry_run(request(source, tmp_path / "out")).facts.remarks
     assert "files with different quantities in two lines: '0.png'" in remarks
     assert "files in more than one split: '1.png'" in remarks
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip"])
+@pytest.mark.parametrize(
+    ("behind", "said"), [("_mask", True), ("_thumb", True), (" - Copy", True), ("_2", False), ("b", False)]
+)
+def test_files_called_as_others_with_a_word_behind_are_said(behind: str, said: bool, kind: str, tmp_path: Path) -> None:
+    """Masks lie beside the pictures in the class folders of ultrasound sets."""
+    with zipfile.ZipFile(tmp_path / "s.zip", "w") as archive:
+        for name in [f"{'ab'[n % 2]}/{n}{end}.png" for n in range(12) for end in ("", behind)]:
+            own = png(RANDOM.integers(0, 256, (6, 6, 3), dtype=np.uint8))
+            archive.writestr(name, own)
+            file(name, own)(tmp_path)
+    source = tmp_path / ("s" if kind == "folder" else "s.zip")
+    remarks = dry_run(request(source, tmp_path / "out")).facts.remarks
+    found = [line for line in remarks if "12 files are called as another one with" in line]
+    assert len(found) == said, remarks
+    if said:
+        left = dry_run(request(source, tmp_path / "out", leave_out=(f"*{behind}.png",)))
+        assert left.facts.num_samples == 12 and not any("another one" in line for line in left.facts.remarks)

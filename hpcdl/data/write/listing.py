@@ -34,7 +34,7 @@ from hpcdl.data.sources.base.source import (
     recognise,
 )
 from hpcdl.data.sources.base.splits import leaves_out_split, left_out, some
-from hpcdl.data.sources.checks.groups import remark_on_names
+from hpcdl.data.sources.checks.groups import remark_on_companions, remark_on_names
 from hpcdl.data.sources.checks.pictures import is_other_aspect
 from hpcdl.data.sources.checks.series import step_of_windows
 from hpcdl.data.sources.reader.source import user_reader
@@ -173,11 +173,11 @@ def _with_groups(facts: SourceFacts, spec: SourceSpec, source: Source) -> Source
 def _with_names(
     facts: SourceFacts, spec: SourceSpec, source: Source, index: Index, work: Path, counts: Mapping[str, int]
 ) -> SourceFacts:
-    """Return `facts` with a remark if the names of files say that splits share a patient, scene or original."""
+    """Return `facts` with remarks if names of files tell of masks, or that splits share a patient, scene or original."""
     known: Mapping[str, Sequence[str]] = getattr(source, "sample_names", {})
     if sum(map(len, known.values())) != facts.num_samples:  # samples were left out
         known = {}
-    if len(counts) < 2 or not (known or spec.format in FILES_LISTED):
+    if not (known or spec.format in FILES_LISTED):
         return facts
     names: dict[str, list[str]] = {}
     for split, count in counts.items():
@@ -189,7 +189,9 @@ def _with_names(
             names[split] = [known[listed][number] for number in numbers.tolist()]
         else:
             names[split] = [source.describe(row, facts, index) for row in index.rows(listed, numbers)]
-    remarks = remark_on_names(names, max(1, len(facts.class_names)))
+    remarks = remark_on_names(names, max(1, len(facts.class_names))) if len(counts) > 1 else []
+    if spec.format in ("image-folder", "zip") and not facts.fields:
+        remarks += remark_on_companions([name for own in names.values() for name in own])
     return dataclasses.replace(facts, remarks=[*facts.remarks, *remarks])
 
 

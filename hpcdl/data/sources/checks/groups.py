@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from hpcdl.core.errors import shown
-from hpcdl.data.sources.base.splits import split_called
+from hpcdl.data.sources.base.splits import split_called, typed
 
 _OWNER = re.compile(
     r"(?<![a-z])(?:patient|pat|subject|subj|sub|participant|person|donor|animal|mouse|speaker|writer|user|case|scene"
@@ -16,11 +16,14 @@ _OWNER = re.compile(
     re.IGNORECASE,
 )
 """What a file belongs to, by its usual words and a number: patient01, sub-012, scene_3."""
+_BEHIND = re.compile(r"[ _.-]+[^\W_]*[^\W\d_][^\W_]*$")
+"""The last word of a name with the mark before it."""
 _LAST = re.compile(r"[ _.-]+([^ _.-]*)$")
 _SIDE = re.compile(r"left|right|l|r|od|os", re.IGNORECASE)
 """Last parts of names that may differ in their class, and are still of one patient."""
 _MOST_PARTS = 3
-_FEWEST_GROUPS = 5
+_FEWEST_GROUPS, _COMPANIONS = 5, 20
+"""Groups, or files called as another one, that are said, and the part of all (one in _COMPANIONS) that these are."""
 
 
 def remark_on_names(names: Mapping[str, Sequence[str]], num_classes: int) -> list[str]:
@@ -47,6 +50,25 @@ def remark_on_names(names: Mapping[str, Sequence[str]], num_classes: int) -> lis
         f"{len(shared)} of {len(groups)} groups in the names of files are in several splits, such as {shown(one)} in "
         f"{first} and {shown(other)} in {second}: if files of one belong together (a patient, scene or original), "
         "results are too good. Divide them in the source (folders called by splits, or a .csv of file,label,split)"
+    ]
+
+
+def remark_on_companions(names: Sequence[str]) -> list[str]:
+    """Return a remark if many files are called as another one of their folder with a word behind it (`_mask`)."""
+    paths = [PurePosixPath(name) for name in names]
+    known = {(path.parent, path.stem) for path in paths}
+    behind: dict[str, list[str]] = {}
+    for path in paths:
+        found = _BEHIND.search(path.stem)
+        if found and (path.parent, path.stem[: found.start()]) in known:
+            behind.setdefault(found[0] + path.suffix, []).append(path.as_posix())
+    ending, found_files = max(behind.items(), key=lambda pair: len(pair[1]), default=("", []))
+    if len(found_files) < max(_FEWEST_GROUPS, len(names) // _COMPANIONS):
+        return []
+    return [
+        f"{len(found_files)} files are called as another one with {shown(ending)} behind, such as "
+        f"{shown(found_files[0])}: masks, small or altered copies? They are samples, too; else give --leave-out "
+        f"{typed('*' + ending)}"
     ]
 
 

@@ -1399,3 +1399,27 @@ def test_files_called_as_others_with_a_word_behind_are_said(behind: str, said: b
     if said:
         left = dry_run(request(source, tmp_path / "out", leave_out=(f"*{behind}.png",)))
         assert left.facts.num_samples == 12 and not any("another one" in line for line in left.facts.remarks)
+
+
+BLOCKS = np.zeros(8, np.dtype([("index", "i8"), ("values_block_0", "f8", (3,))]))
+FIXED = {"df/axis0": [b"a"], "df/axis1": np.arange(8), "df/block0_values": X, "df/block0_items": [b"a"]}
+LONG = {"x": X.astype(np.longdouble), "y": Y}
+HALVES = {"x_train": X, "y_train": np.eye(2)[Y], "x_test": X, "y_test": Y}
+REMEDIES: dict[str, tuple[Save, str]] = {
+    "addresses in a list": (table("image,label\nhttps://a.b/0.png,a\ns3://a/1.png,b\n"), "it is an address: copy the"),
+    "a list joined to another": (table(lines("abab") + lines("ab")), "it repeats the first line: were lists joined"),
+    "long double": (lambda root: np.savez(root / "a.npz", **LONG) or root / "a.npz", r"x holds .*astype\('float64'\)"),
+    "one-hot beside numbers": (
+        lambda root: np.savez(root / "a.npz", **HALVES) or root / "a.npz",
+        r"make them alike \(of one-hot rows, y.argmax\(1\)",
+    ),
+    "pandas' table": (arrays(only={"df/table": BLOCKS}), "a table of pandas, .*pandas.read_hdf"),
+    "pandas' blocks": (arrays(only=FIXED), "a table of pandas, .*pandas.read_hdf"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REMEDIES)
+def test_what_other_tools_write_gets_a_remedy(name: str, tmp_path: Path) -> None:
+    save, message = REMEDIES[name]
+    with pytest.raises(UsageError, match=message):
+        make(save(tmp_path), tmp_path / "out")

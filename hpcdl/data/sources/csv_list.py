@@ -50,6 +50,7 @@ _LABELS = (
 _SPLITS = ("split", "set", "subset", "partition", "usage", "dataset", "phase")
 _BATCH = 4096
 # Numbers of 18 digits fit int64, those of 19 not all.
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _NAMED_BY_SUFFIX = re.compile(r".*\.[A-Za-z][A-Za-z0-9]{1,5}", re.DOTALL)
 _ADDRESS = re.compile(r"[^@\s/]+@[^@\s/]+|[^\s/]+\.(?:com|org|net|edu|gov)", re.IGNORECASE)
@@ -175,7 +176,8 @@ class CsvSource:
                     self._missing[name] = None
                     continue
                 why = error.strerror if isinstance(error, OSError) else error
-                advice = self._found_below(name) or "; correct the list, or give --on-error skip"
+                advice = self._found_below(name) or self._is_no_file(name, columns)
+                advice = advice or "; correct the list, or give --on-error skip"
                 raise SourceError(f"{self._table}: cannot read {shown(name)}: {why}{advice}") from error
             if self._spec.checks and not is_called_image(name) and checked < MOST_ODD:
                 check_magic(os.fsdecode(path), name)
@@ -189,6 +191,14 @@ class CsvSource:
         if self._missing and all(name in self._missing for name, _, _ in self._lines(columns)):
             name = next(iter(self._missing))
             raise SourceError(f"{self._table}: no file of it is there, such as {shown(name)}{self._found_below(name)}")
+
+    def _is_no_file(self, name: str, columns: _Columns) -> str:
+        """Say what a name is instead of a file's: an address, or the head of a list that was joined to this one."""
+        if _URL.match(name):
+            return "; it is an address: copy the files here, and list their paths"
+        if columns.names and name == columns.names[columns.file]:
+            return "; it repeats the first line: were lists joined? Then take it out"
+        return ""
 
     def _found_below(self, name: str) -> str:
         """Say where the file is, if a folder beside the table contains it, or if the list comes from Windows."""

@@ -173,7 +173,7 @@ def _with_groups(facts: SourceFacts, spec: SourceSpec, source: Source) -> Source
 def _with_names(
     facts: SourceFacts, spec: SourceSpec, source: Source, index: Index, work: Path, counts: Mapping[str, int]
 ) -> SourceFacts:
-    """Return `facts` with remarks if names of files tell of masks, or that splits share a patient, scene or original."""
+    """Return `facts` with remarks if names of files tell of masks, or that splits share a patient or original."""
     known: Mapping[str, Sequence[str]] = getattr(source, "sample_names", {})
     if sum(map(len, known.values())) != facts.num_samples:  # samples were left out
         known = {}

@@ -50,6 +50,7 @@ def choose(arrays: Mapping[str, FoundArray], inputs: Sequence[str], targets: Seq
         if chosen_path is None:
             raise SourceError(
                 _of_one_sample_each(arrays, where)
+                or _of_pandas(arrays, where)
                 or f"{where}: which array is the target? Give --target PATH=NAME, one of {choices}; or, for "
                 f"hpcdl infer alone, --target {NO_TARGET}"
             )
@@ -158,6 +159,14 @@ def field_name(path: str) -> str:
     name = name if name[:1].isalpha() or name[:1] == "_" else f"_{name}"[:64]
     # 64 characters are the most that a field's name may have.
     return f"{name[:58]}_field" if name in RESERVED else name
+
+
+def _of_pandas(arrays: Mapping[str, FoundArray], where: str) -> str:
+    """Say how to convert a file that pandas wrote, whose arrays are blocks of columns; empty for others."""
+    names = {path.rsplit("/", 1)[-1] for path in arrays}
+    if not ({"axis0", "block0_values"} <= names or {"index", "values_block_0"} <= names):
+        return ""
+    return f"{where} is a table of pandas, in blocks of columns; convert it: pandas.read_hdf(OLD).to_parquet(NEW)"
 
 
 def _of_one_sample_each(arrays: Mapping[str, FoundArray], where: str) -> str:

@@ -317,7 +317,9 @@ class FieldSource:
         kinds = {(array.shape[1:], array.dtype.newbyteorder("=").name, array.text) for array in arrays}
         if len(kinds) > 1:
             kinds_text = ", ".join(sorted(f"{'x'.join(map(str, shape)) or 'one'} {dtype}" for shape, dtype, _ in kinds))
-            raise SourceError(f"{where}: the parts differ in shape or type: {kinds_text}; make them alike")
+            mixed = role == "target" and {len(shape) for shape, _, _ in kinds} == {0, 1}
+            how = " (of one-hot rows, y.argmax(1) gives the numbers of classes)" if mixed else ""
+            raise SourceError(f"{where}: the parts differ in shape or type: {kinds_text}; make them alike{how}")
         first = arrays[0]
         dtype = first.dtype.newbyteorder("=").name
         if not first.text and dtype not in DTYPES:
@@ -494,6 +496,8 @@ def _remedy(dtype: np.dtype[Any]) -> str:
     if dtype.kind == "V" and dtype.names is None:
         what = f"opaque values of {dtype.itemsize} bytes are not taken"
         return f"{what}: save them as a type with a name" + (", bfloat16 as float32" if dtype.itemsize == 2 else "")
+    if dtype.kind == "f":
+        return "convert it by x.astype('float64')"
     remedies = {
         "c": "complex numbers are not taken: save real and imaginary part as two channels",
         "M": "dates are not taken: save them as numbers",

@@ -96,15 +96,17 @@ def _columns_apart(field: Field, arrays: Sequence[PlacedArray], splits: Sequence
 def ranges_apart(drawn: Mapping[str, Array]) -> str:
     """Describe two splits between whose values is a gap wider than either range, or one of a single value.
 
-    The range is that of 90 % of the values. Empty if there are none.
+    The range is that of 90 % of the values. Or one is from 0 to 1, and many numbers of the other are negative. Empty if
+    there are no such splits.
     """
+    signs: dict[str, tuple[float, float, float]] = {}
     bounds: dict[str, tuple[float, float]] = {}
     single: dict[str, float] = {}
     for split, values in drawn.items():
         finite = values[np.isfinite(values)]
         if len(finite) >= _LEAST_COMPARED:
-            low, high = np.quantile(finite, (0.05, 0.95)).tolist()
-            bounds[split] = low, high
+            low, quarter, high = np.quantile(finite, (0.05, 0.25, 0.95)).tolist()
+            bounds[split], signs[split] = (low, high), (float(finite.min()), quarter, float(finite.max()))
             single |= {split: low} if finite.min() == finite.max() else {}
     for (one, (low, high)), (two, (lowest, highest)) in itertools.permutations(bounds.items(), 2):
         if one in single and lowest < highest:
@@ -116,6 +118,11 @@ def ranges_apart(drawn: Mapping[str, Array]) -> str:
             return (
                 f"most values are {low:.3g} to {high:.3g} in {one}, and {lowest:.3g} to {highest:.3g} in {two}: are "
                 "there two units, or was one of them shifted? Write both alike"
+            )
+        if signs[one][0] >= 0 > signs[two][1] and signs[one][2] <= 1 and high > low:
+            return (
+                f"all values seen are from 0 to 1 in {one}, and many are negative in {two}: was one of them scaled "
+                "otherwise? Scale both alike"
             )
     return ""
 

@@ -1209,6 +1209,8 @@ RARE = (np.arange(150) % 20 == 0).astype(int)
         ((WIDE, HALF), (WIDE + 20, HALF), "x: most values are "),
         ((WIDE, HALF), (WIDE + 9 * np.eye(4)[2], HALF), "x: at index 2 most values are "),
         ((WIDE, HALF), (WIDE + 2, HALF), ""),
+        ((WIDE, HALF), (RANDOM.random((150, 4)), HALF), "x: all values seen are from 0 to 1 in test, and many are neg"),
+        ((WIDE * 9, HALF), (np.abs(WIDE * 9), HALF), ""),  # winter in one alone
         ((WIDE, WIDE[:, 0]), (WIDE, WIDE[:, 0] * 0), "y: all values seen are 0 in test, and most are "),
         ((WIDE, WIDE[:, 0]), (WIDE, WIDE[:, 1]), ""),
         ((WIDE, HALF), (WIDE, HALF * 0), "all samples of test are of the class '0', and those of train of 2"),
@@ -1423,3 +1425,17 @@ def test_what_other_tools_write_gets_a_remedy(name: str, tmp_path: Path) -> None
     save, message = REMEDIES[name]
     with pytest.raises(UsageError, match=message):
         make(save(tmp_path), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("a (1).csv", True), ("a - Copy.csv", True), ("a copy.csv", True), ("a1.csv", False), ("b (1).csv", False)],
+)
+@pytest.mark.parametrize("alike", [True, False])
+def test_files_called_as_copies_and_as_large_are_said(name: str, said: bool, alike: bool, tmp_path: Path) -> None:
+    rows = "".join(f"{n / 7},{n % 2}\n" for n in range(30))
+    for path, more in (("a.csv", ""), (name, "" if alike else "0.5,1\n")):
+        file(path, ("x,label\n" + rows + more).encode())(tmp_path)
+    made = request(tmp_path / "s", tmp_path / "out", target=("label",))
+    found = [line for line in dry_run(made).facts.remarks if "is called as a copy of 'a.csv'" in line]
+    assert len(found) == (said and alike)

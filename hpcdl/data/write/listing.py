@@ -34,7 +34,7 @@ from hpcdl.data.sources.base.source import (
     recognise,
 )
 from hpcdl.data.sources.base.splits import leaves_out_split, left_out, some
-from hpcdl.data.sources.checks.groups import remark_on_companions, remark_on_names
+from hpcdl.data.sources.checks.groups import remark_on_companions, remark_on_copied_files, remark_on_names
 from hpcdl.data.sources.checks.pictures import is_other_aspect
 from hpcdl.data.sources.checks.series import step_of_windows
 from hpcdl.data.sources.reader.source import user_reader
@@ -177,6 +177,9 @@ def _with_names(
     known: Mapping[str, Sequence[str]] = getattr(source, "sample_names", {})
     if sum(map(len, known.values())) != facts.num_samples:  # samples were left out
         known = {}
+    if spec.format not in FILES_LISTED and knows("leave_out", spec.format) and Path(spec.location).is_dir():
+        copied = remark_on_copied_files(Path(spec.location), spec.leave_out)
+        facts = dataclasses.replace(facts, remarks=[*facts.remarks, *copied])
     if not (known or spec.format in FILES_LISTED):
         return facts
     names: dict[str, list[str]] = {}

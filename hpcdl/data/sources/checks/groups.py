@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from hpcdl.core.errors import shown
-from hpcdl.data.sources.base.splits import split_called, typed
+from hpcdl.data.sources.base.splits import left_out, split_called, typed
 
 _OWNER = re.compile(
     r"(?<![a-z])(?:patient|pat|subject|subj|sub|participant|person|donor|animal|mouse|speaker|writer|user|case|scene"
@@ -16,12 +18,14 @@ _OWNER = re.compile(
     re.IGNORECASE,
 )
 """What a file belongs to, by its usual words and a number: patient01, sub-012, scene_3."""
+_COPY = re.compile(r" ?\([0-9]+\)$| - [Cc]opy.*$|[ _-]copy(?:[ _-]?[0-9]+)?$|\.copy$")
+"""What browsers and file managers write behind the name of a copy."""
 _BEHIND = re.compile(r"[ _.-]+[^\W_]*[^\W\d_][^\W_]*$")
 """The last word of a name with the mark before it."""
 _LAST = re.compile(r"[ _.-]+([^ _.-]*)$")
 _SIDE = re.compile(r"left|right|l|r|od|os", re.IGNORECASE)
 """Last parts of names that may differ in their class, and are still of one patient."""
-_MOST_PARTS = 3
+_MOST_PARTS, _MOST_FILES = 3, 20_000
 _FEWEST_GROUPS, _COMPANIONS = 5, 20
 """Groups, or files called as another one, that are said, and the part of all (one in _COMPANIONS) that these are."""
 
@@ -70,6 +74,25 @@ def remark_on_companions(names: Sequence[str]) -> list[str]:
         f"{shown(found_files[0])}: masks, small or altered copies? They are samples, too; else give --leave-out "
         f"{typed('*' + ending)}"
     ]
+
+
+def remark_on_copied_files(folder: Path, patterns: Sequence[str]) -> list[str]:
+    """Return a remark if a file of a folder is called as a copy of another one, and is as large.
+
+    `patterns` are those of --leave-out.
+    """
+    with os.scandir(folder) as entries:
+        listed = itertools.islice((entry for entry in entries if entry.is_file()), _MOST_FILES)
+        sizes = {entry.name: entry.stat().st_size for entry in listed if not left_out(entry.name, patterns)}
+    for name, size in sorted(sizes.items()):
+        path = PurePosixPath(name)
+        original = _COPY.sub("", path.stem) + path.suffix
+        if original != name and sizes.get(original) == size:
+            return [
+                f"{shown(name)} is called as a copy of {shown(original)}, and is as large: are its samples there "
+                f"twice? If so, give --leave-out {typed(name)}"
+            ]
+    return []
 
 
 def _within(name: str) -> str:

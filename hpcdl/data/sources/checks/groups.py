@@ -66,13 +66,13 @@ def remark_on_companions(names: Sequence[str]) -> list[str]:
         found = _BEHIND.search(path.stem)
         if found and (path.parent, path.stem[: found.start()]) in known:
             behind.setdefault(found[0] + path.suffix, []).append(path.as_posix())
-    ending, found_files = max(behind.items(), key=lambda pair: len(pair[1]), default=("", []))
+    suffix, found_files = max(behind.items(), key=lambda pair: len(pair[1]), default=("", []))
     if len(found_files) < max(_FEWEST_GROUPS, len(names) // _COMPANIONS):
         return []
     return [
-        f"{len(found_files)} files are called as another one with {shown(ending)} behind, such as "
+        f"{len(found_files)} files are called as another one with {shown(suffix)} behind, such as "
         f"{shown(found_files[0])}: masks, small or altered copies? They are samples, too; else give --leave-out "
-        f"{typed('*' + ending)}"
+        f"{typed('*' + suffix)}"
     ]
 
 

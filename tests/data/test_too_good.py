@@ -443,3 +443,14 @@ def test_targets_that_an_array_of_inputs_holds_are_said(
             file["x"], file["y"] = x, y
     made = run_hpcdl(["shard", tmp_path / f"a.{kind}", tmp_path / "out", "--dry-run"])
     assert made.code == 0 and line in made.err and ("copy of the target" in made.err) == bool(line), made.err
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_targets_that_an_array_holds_in_another_unit_are_said(scaled: bool, tmp_path: Path) -> None:
+    random = np.random.default_rng(8)
+    x, y = random.normal(size=(90, 4)), random.normal(size=90)
+    x[:, 2] = y * 1.8 + 32 + (0 if scaled else random.normal(size=90) / 9)
+    np.savez(tmp_path / "a.npz", x=x, y=y)
+    remarks = dry_run(request(tmp_path / "a.npz", tmp_path / "out")).facts.remarks
+    found = [line for line in remarks if "holds the same numbers, but for scale and offset, at index 2" in line]
+    assert len(found) == scaled, remarks

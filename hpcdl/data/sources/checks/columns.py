@@ -103,7 +103,7 @@ def remarks_on_repeated_targets(facts: SourceFacts, packed: Sequence[str]) -> li
         goal = np.fromfile(other.file, other.dtype, len(values), offset=other.offset).astype(np.float64)
         by_name, classes = list(zip(packed, values.T, strict=True)), item.kind == "class"
         # One column may be several numbers, one-hot, and is named once.
-        same = list(dict.fromkeys(name for name, own in by_name if _repeats(own, goal, classes)))
+        same = list(dict.fromkeys(name for name, own in by_name if repeats(own, goal, classes=classes)))
         parts = list(dict.fromkeys(name for name, own in by_name if classes and _marks(own, goal)))
         if parts:
             remarks.append(
@@ -239,7 +239,7 @@ def _last_row(values: Array) -> str:
     return next((what for what, summary in summaries.items() if np.allclose(last, summary, rtol=1e-3, atol=0)), "")
 
 
-def _repeats(values: Array, goal: Array, classes: bool) -> bool:
+def repeats(values: Array, goal: Array, *, classes: bool) -> bool:
     """Return whether numbers are `goal` but for scale and offset, or one number for each class."""
     kept = np.isfinite(values) & np.isfinite(goal)
     values, goal = values[kept].astype(np.float64), goal[kept]

@@ -16,6 +16,8 @@ from hpcdl.data.sources.base.chosen import INPUT_NAMES, TARGET_NAMES
 from hpcdl.data.sources.base.placed import PlacedArray
 from hpcdl.data.sources.base.source import Array, SourceSpec
 from hpcdl.data.sources.base.splits import left_out, typed
+from hpcdl.data.sources.base.values import LOOKED_AT
+from hpcdl.data.sources.checks.columns import repeats
 
 _ID = re.compile(r"(?:id|uid|uuid|index|indice|idx|key|name|filename|file|path)e?s?")
 _ROWS_COMPARED = 1 << 16
@@ -87,14 +89,17 @@ def copies_of_targets(fields: Sequence[Field], arrays: Sequence[PlacedArray]) ->
         if min(most, array.num_samples) < _FEWEST_ROWS or not width:
             continue
         wanted, values = goal.spread(most).reshape(-1), array.spread(most).reshape(-1, width)
+        what = "one number for each class" if target.kind == "class" else "the same numbers"
         if target.kind == "class":
             at = _place_of_classes(values, wanted)
         else:
             same = (values == wanted[:, None]) | (values.astype(np.float32) == wanted[:, None].astype(np.float32))
             at = int(same.all(0).argmax()) if same.all(0).any() and len(np.unique(wanted)) > 1 else None
+        if at is None and target.kind != "class" and width <= LOOKED_AT:
+            at = next((at for at, own in enumerate(values.T) if repeats(own, wanted, classes=False)), None)
+            what = "the same numbers, but for scale and offset,"
         if at is not None:
             place = ", ".join(map(str, np.unravel_index(at, array.shape[1:] or (1,))))
-            what = "one number for each class" if target.kind == "class" else "the same numbers"
             lines.append(
                 f"{target.name}: the input {item.name} holds {what} at index {place}: a copy of the target? If so, "
                 "take it out of the input"

@@ -454,3 +454,19 @@ def test_targets_that_an_array_holds_in_another_unit_are_said(scaled: bool, tmp_
     remarks = dry_run(request(tmp_path / "a.npz", tmp_path / "out")).facts.remarks
     found = [line for line in remarks if "holds the same numbers, but for scale and offset, at index 2" in line]
     assert len(found) == scaled, remarks
+
+
+@pytest.mark.parametrize(
+    ("factors", "said"),
+    [((1, 1, 100, 1), True), ((1, 0.01, 1), True), ((1, 1.5, 1), False), ((1, 10, 100, 1000), False)],
+)
+def test_a_file_whose_numbers_have_another_scale_is_said(
+    factors: tuple[float, ...], said: bool, tmp_path: Path
+) -> None:
+    random = np.random.default_rng(8)
+    for number, factor in enumerate(factors):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["x"], file["y"] = random.random((50, 4)) * factor, random.normal(size=50)
+    remarks = dry_run(request(tmp_path, tmp_path.parent / "out")).facts.remarks
+    odd = next((number for number, factor in enumerate(factors) if factor in (100, 0.01)), 0) + 1
+    assert any(f"x: in file {odd} of {len(factors)}, by name, " in line for line in remarks) == said, remarks

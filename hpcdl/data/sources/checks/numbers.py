@@ -46,7 +46,7 @@ def doubts(field: Field, arrays: Sequence[PlacedArray], splits: Sequence[str]) -
         line
         for line in (
             marks_of_missing(field, arrays),
-            mixed_units(field, arrays) or scales_apart(field, arrays, splits),
+            mixed_units(field, arrays) or scales_apart(field, arrays, splits) or file_apart(field, arrays, splits),
             windows_shared(field, arrays, splits),
             padding(field, arrays),
             codes_of_missing(field, arrays),
@@ -193,6 +193,35 @@ def wrapped(field: Field, arrays: Sequence[PlacedArray]) -> str:
     return (
         f"{field.name}: neighbours differ by {jumps:.3g} on average, as {other.dtype} by {jumps_of_other:.3g}: was "
         f"{other.dtype} stored as {dtype}? Then write x.view('{other.dtype}')"
+    )
+
+
+def file_apart(field: Field, arrays: Sequence[PlacedArray], splits: Sequence[str]) -> str:
+    """Describe a file whose numbers spread _APART times as far as those of all others, which are alike, or as little.
+
+    Empty if there is none, as in simulations that differ from file to file.
+    """
+    width = math.prod(field.shape)
+    one_split = len({*splits}) == 1 and 2 < len(arrays) <= LOOKED_AT
+    if field.kind != "numbers" or not one_split or not all(map(is_plain, arrays)):
+        return ""
+    most = max(1, READ // width // len(arrays) // 4)
+    spreads = []
+    for array in arrays:
+        values = array.spread(min(most, MOST_ROWS)).astype(np.float64)
+        values = values[np.isfinite(values)]
+        if len(values) < _LEAST_COMPARED:
+            return ""
+        spreads.append(float(np.subtract(*np.quantile(values, (0.95, 0.05)))))
+    usual = float(np.median(spreads))
+    odd = int(np.abs(np.log([max(spread, 1e-300) / max(usual, 1e-300) for spread in spreads])).argmax())
+    others = [spread for at, spread in enumerate(spreads) if at != odd]
+    ratio = spreads[odd] / usual if usual > 0 else 1.0
+    if max(others) > 2 * min(others) or not (ratio >= _APART or 0 < ratio <= 1 / _APART):
+        return ""
+    return (
+        f"{field.name}: in file {odd + 1} of {len(arrays)}, by name, most values spread over {spreads[odd]:.3g}, and "
+        f"over {usual:.3g} in the others: is it in another unit? Write all alike"
     )
 
 

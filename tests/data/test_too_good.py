@@ -470,3 +470,22 @@ def test_a_file_whose_numbers_have_another_scale_is_said(
     remarks = dry_run(request(tmp_path, tmp_path.parent / "out")).facts.remarks
     odd = next((number for number, factor in enumerate(factors) if factor in (100, 0.01)), 0) + 1
     assert any(f"x: in file {odd} of {len(factors)}, by name, " in line for line in remarks) == said, remarks
+
+
+@pytest.mark.parametrize(("first", "said"), [((0, 0, 1), True), ((1, 0, 1, 1), True), ((0, 0, 0), False)])
+def test_a_file_whose_labels_count_from_another_number_is_said(
+    first: tuple[int, ...], said: bool, tmp_path: Path
+) -> None:
+    for number, start in enumerate(first):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["x"], file["y"] = np.random.default_rng(number).random((50, 4)), np.arange(50) % 3 + start
+    remarks = dry_run(request(tmp_path, tmp_path.parent / "out")).facts.remarks
+    assert any("do some count from 0, and some from 1?" in line for line in remarks) == said, remarks
+
+
+def test_files_of_a_list_that_is_sorted_by_class_do_not_count_otherwise(tmp_path: Path) -> None:
+    for number, labels in enumerate(np.split(np.repeat(np.arange(6), 20), 4)):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["x"], file["y"] = np.random.default_rng(number).random((30, 4)), labels
+    remarks = dry_run(request(tmp_path, tmp_path.parent / "out")).facts.remarks
+    assert not any("count from 0" in line for line in remarks), remarks

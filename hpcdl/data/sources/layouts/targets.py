@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from hpcdl.data.sources.base.placed import PlacedArray
 from hpcdl.data.sources.base.source import Array, SourceSpec
 from hpcdl.data.sources.base.splits import some
 from hpcdl.data.sources.base.values import (
+    LOOKED_AT,
     are_whole,
     different,
     is_one_hot,
@@ -119,11 +121,29 @@ class Target:
             enumeration = one_enumeration([array.called for array in self._arrays], self._where)
             names, lines = named_labels(labels, enumeration)
             remarks += [names_remark(self._name, names)] if enumeration else [f"{self._name}: {line}" for line in lines]
+        remarks += [f"{self._name}: {line}" for line in [self._shifted()] if line]
         sorted_labels = labels if lines else np.arange(len(names))  # labels that keep their numbers may have gaps
         return self._field(names), [
             written(numbers_in(sorted_labels, chunk, floats=self._floats) for chunk in labels_in([array]))
             for array in self._arrays
         ]
+
+    def _shifted(self) -> str:
+        """Describe a part whose labels are those of most others plus or minus 1; empty if there is none."""
+        if self._first.text or not 2 < len(self._arrays) <= LOOKED_AT:
+            return ""
+        by_part = [frozenset(different([array])[0].tolist()) for array in self._arrays]
+        usual, count = Counter(by_part).most_common(1)[0]
+        if len(usual) < 2 or 2 * count < len(by_part):
+            return ""
+        for at, own in enumerate(by_part):
+            for by, sign in ((1, "plus"), (-1, "minus")):
+                if own == {label + by for label in usual}:
+                    return (
+                        f"labels of part {at + 1} of {len(by_part)}, by name, are those of {count} others {sign} 1: do "
+                        "some count from 0, and some from 1?"
+                    )
+        return ""
 
     def _one_hot(
         self, written: Callable[[Iterable[Array]], PlacedArray], remarks: list[str], *, alone: bool

@@ -1439,3 +1439,25 @@ def test_files_called_as_copies_and_as_large_are_said(name: str, said: bool, ali
     made = request(tmp_path / "s", tmp_path / "out", target=("label",))
     found = [line for line in dry_run(made).facts.remarks if "is called as a copy of 'a.csv'" in line]
     assert len(found) == (said and alike)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("y_pred", "'y_pred' seems to hold predictions of a model: a feature"),
+        ("label_hat", "'label_hat' seems to hold predictions of a model: a feature"),
+        ("prediction", "seems to hold predictions"),
+        ("site", "'site' a feature, or does it say which rows belong together"),
+        ("hospital", "'hospital' a feature, or does it say"),
+        ("predators", ""),
+        ("hatch", ""),
+        ("website_visits", ""),
+    ],
+)
+def test_columns_of_predictions_and_sites_are_asked_about(name: str, asked: str, tmp_path: Path) -> None:
+    source = table(f"a,{name},label\n" + "".join(f"{n / 7},{n // 9},{n % 2}\n" for n in range(40)), "t.csv")(tmp_path)
+    if not asked:
+        assert dry_run(request(source, tmp_path / "out", target=("label",))).facts.num_samples == 40
+        return
+    with pytest.raises(SourceError, match=asked):
+        dry_run(request(source, tmp_path / "out", target=("label",)))

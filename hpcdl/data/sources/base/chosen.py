@@ -21,6 +21,7 @@ TARGET_NAMES = ("y", "labels", "label", "targets", "target", "classes", "class",
 _SURE_WEIGHTS = re.compile(r"(?:sample|instance|event|case|row)_?weights?")
 _WEIGHTS = re.compile(rf"{_SURE_WEIGHTS.pattern}|weights")
 _ERRORS = re.compile(r"err|errs|errors?|sigmas?|unc|uncertainty|uncertainties")
+_PREDICTIONS = re.compile(r"(?:y_?)?(?:preds?|predicted|predictions?|hat)")
 _TELLING = re.compile(
     rf"(?:\w+_)?(?:masks?|valid|padding|lengths?|lens?|missing)|\w+_(?:{_ERRORS.pattern})|sigmas?|errors?|uncertainty"
 )
@@ -108,11 +109,20 @@ def remarks_on_unused(paths: Iterable[str], spec: SourceSpec, kind: str = "array
 
 
 def weighs(name: str, targets: Iterable[str]) -> str:
-    """Return what a column seems to hold in place of a feature: weights of samples, or errors of a target; or ""."""
+    """Return what a column seems to hold in place of a feature: weights of samples, predictions, or errors; or ""."""
     if _SURE_WEIGHTS.fullmatch(name.lower()):
         return "weights of the samples, which training does not take"
+    targets = list(targets)
+    if _PREDICTIONS.fullmatch(name.lower()) or any(_is_called(_PREDICTIONS, name, own) for own in targets):
+        return "predictions of a model"
     target = next((own for own in targets if _is_error_of(name.lower(), own.lower())), None)
     return f"errors of the target {shown(target)}, which new samples do not have" if target else ""
+
+
+def _is_called(words: re.Pattern[str], name: str, target: str) -> bool:
+    """Return whether a column is called by a target and one of `words` (`y_pred`, `predicted_y`)."""
+    rest = (name.lower().removeprefix(f"{target.lower()}_"), name.lower().removesuffix(f"_{target.lower()}"))
+    return any(word != name.lower() and words.fullmatch(word) for word in rest)
 
 
 def _is_error_of(name: str, target: str) -> bool:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 
-_GROUP = re.compile(r"(?:patient|subject|participant|person|user|speaker|animal|group|cluster|donor|writer)s?(?:id)?")
+_GROUP = re.compile(
+    r"(?:patient|subject|participant|person|user|speaker|animal|group|cluster|donor|writer|site|hospital|clinic|plate"
+    r"|slide|scanner|household|litter|cage|herd)s?(?:id)?"
+)
 """Names of what several samples belong to."""
 _TIME = re.compile(r"(?:date|time|datetime|timestamp|year)s?")
 _MEASURED = re.compile(

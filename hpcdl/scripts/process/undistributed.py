@@ -41,8 +41,12 @@ _OWN_LOOP = "a loop of its own"
 _MOST_COMPARED = 8
 """How many variables are kept and compared at the end."""
 _IMPORTS_MPI4PY = re.compile(r"^\s*(?:from|import)\s+mpi4py\b", re.MULTILINE)
-_AVERAGES = re.compile(r"(?=[\s\S]*\b(?:set_weights|assign\w*)\()[\s\S]*\b(?:grouped_)?allreduce\(")
-"""What a script has that may average weights: one that sums its losses alone sets none."""
+_AVERAGES = re.compile(
+    r"^(?!.*grad)(?=[^#\n]*(?:weights|variables))[^#\n]*allreduce\("
+    r"|(?:weights|variables)[^#\n]*:\n(?!.*grad)[^#\n]*allreduce\(",
+    re.MULTILINE,
+)
+"""A line of a script that sums weights over the ranks, or the line after `for weight in model.weights:`."""
 _MEANT = "where that is meant, add --allow-undistributed before the script"
 
 

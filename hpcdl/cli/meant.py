@@ -1,4 +1,4 @@
-"""Options under the names that they have in other programs, and in other commands of hpcdl."""
+"""Options that a command does not have: under the names of other programs, mistyped, or of other commands."""
 
 from __future__ import annotations
 
@@ -7,51 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any
 
+from hpcdl.config.other_names import called_here
 from hpcdl.core.units import listed
 
-_SAME = {
-    "--ranks": "np n nproc nprocs num-procs num-processes num-proc processes procs world-size num-ranks gpus num-gpus"
-    " ngpus ntasks tasks nproc-per-node gpus-per-node workers num-workers",
-    "--ranks-per-node": "nproc-per-node procs-per-node processes-per-node tasks-per-node ntasks-per-node ppn"
-    " gpus-per-node",
-    "--nodes": "nnodes num-nodes",
-    "--model": "network net arch architecture model-name backbone",
-    "--data": "dataset dataset-dir dataset-path data-dir data-path data-root input input-dir train-dir train-data",
-    "--run-dir": "output output-dir out outdir out-dir save-dir log-dir logdir checkpoint-dir ckpt-dir model-dir"
-    " work-dir workdir run-name",
-    "--out": "output output-dir outdir out-dir save-dir",
-    "--batch-size": "batch batchsize bs minibatch minibatch-size train-batch-size per-device-batch-size"
-    " local-batch-size",
-    "--epochs": "epoch num-epochs n-epochs max-epochs nb-epochs train-epochs",
-    "--steps": "iterations iters iter num-iterations max-iter max-iters max-steps num-steps train-steps",
-    "--learning-rate": "rate eta base-lr learningrate lrate",
-    "--optimizer": "opt optim solver",
-    "--weight-decay": "wd l2 decay",
-    "--schedule": "scheduler lr-schedule lr-scheduler lr-policy",
-    "--warmup-epochs": "warmup warm-up lr-warmup lr-warmup-epochs",
-    "--accumulate": "gradient-accumulation gradient-accumulation-steps grad-accum accumulation-steps accum-steps",
-    "--precision": "amp fp16 bf16 half mixed-precision dtype use-amp",
-    "--strategy": "algorithm algo backend distribution-strategy allreduce",
-    "--compress": "compression fp16-allreduce grad-compression",
-    "--init-weights": "weights pretrained pretrained-weights init",
-    "--resume": "resume-from restore load load-checkpoint continue",
-    "--checkpoint-every": "save-every save-freq save-interval checkpoint-interval checkpoint-freq",
-    "--seed": "random-seed rng-seed random-state",
-    "--time": "time-limit walltime max-time",
-    "--time-limit": "time walltime max-time",
-    "--workers": "jobs num-workers processes nproc threads",
-    "--format": "type source-format",
-    "--image-size": "size resize img-size input-size target-size",
-    "--split": "validation-split val-split test-split",
-    "--trials": "n-trials num-trials max-trials",
-    "--servers": "num-servers ps num-ps",
-}
-"""An option, and its names in PyTorch, Horovod, TensorFlow, mpiexec and Slurm."""
-_MEANT: Mapping[str, Sequence[str]] = {
-    word: [option for option, words in _SAME.items() if word in words.split()]
-    for words in _SAME.values()
-    for word in words.split()
-}
 _NEAR = 0.72
 """Likeness from which on an option may be another one, mistyped."""
 _FEW = 3
@@ -69,7 +27,7 @@ def instead(text: str, error: Any) -> str:
     text = _POSSIBLE.sub("", text)
     if given in ("-v", "--verbose") and context.parent:
         return f"{text}; it stands before the command: hpcdl -v {context.command.name}"
-    meant = [option for option in _MEANT.get(_word(given), ()) if option in own]
+    meant = [f"--{name}" for name in called_here(_word(given), [option.removeprefix("--") for option in own])]
     if meant:
         metavar = next((one.metavar or "" for one in context.command.params if meant[0] in one.opts), "")
         # Others count steps there: `--save-every 100` must not become 100 s.

@@ -242,7 +242,9 @@ def load(cls: type[Config], layers: list[Layer]) -> ResolvedConfig[Config]:
     for layer in layers:
         for key, raw in layer.values.items():
             if key not in settings:
-                unknown = f"unknown key {key!r}{suggestion(key, settings)}"
+                from hpcdl.config.other_names import unknown_key  # not read where every key is known
+
+                unknown = unknown_key(key, settings)
                 problems.append(
                     f"{layer.origin}: {_unknown_table(key, raw, settings, layer) if isinstance(raw, dict) else unknown}"
                 )

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.config.load import Layer, flag_layer, load, plain_keys, set_layer, settings_by_key, standard_layers
+from hpcdl.config.other_names import unknown_key
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.settings import AUTO, Setting, setting
 from hpcdl.config.study import OF_A_STUDY
-from hpcdl.core.errors import ConfigError, shown, suggestion
+from hpcdl.core.errors import ConfigError, shown
 from hpcdl.core.storage.files import read_toml
 
 OBJECTIVES: Mapping[str, str] = {
@@ -152,7 +153,7 @@ class _SpaceReader:
             return
         for key, raw in plain_keys(table).items():
             if key not in settings:
-                self._complain(f"space: unknown key {key!r}{suggestion(key, settings)}")
+                self._complain(f"space: {unknown_key(key, settings)}")
             elif key in OF_A_STUDY:
                 self._complain(f"space: {key}: the search gives it; say --ranks, --out or --resume")
             else:
@@ -161,9 +162,7 @@ class _SpaceReader:
         for dimension in self.space:
             for condition in dimension.when:
                 if condition not in settings:
-                    self._complain(
-                        f"space: {dimension.key}: when: unknown key {condition!r}{suggestion(condition, keys)}"
-                    )
+                    self._complain(f"space: {dimension.key}: when: {unknown_key(condition, keys)}")
 
     def _complain(self, text: str) -> None:
         self.problems.append(f"{self._origin}: {text}")

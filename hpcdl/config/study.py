@@ -18,9 +18,10 @@ from hpcdl.config.load import (
     settings_by_key,
     standard_layers,
 )
+from hpcdl.config.other_names import unknown_key
 from hpcdl.config.schema import TrainConfig
 from hpcdl.config.settings import Setting, setting
-from hpcdl.core.errors import ConfigError, UsageError, suggestion
+from hpcdl.core.errors import ConfigError, UsageError
 from hpcdl.core.storage.files import read_toml
 
 MODES = ("weak", "strong", "scale-up")
@@ -187,7 +188,7 @@ def _choice(origin: str, table: Mapping[str, Any], axes: Collection[str], proble
     settings: dict[str, Any] = {}
     for key, raw in plain_keys(table).items():
         if key not in by_key:
-            problems.append(f"{origin}: [choose]: unknown key {key!r}{suggestion(key, by_key)}")
+            problems.append(f"{origin}: [choose]: {unknown_key(key, by_key)}")
             continue
         if key in axes or key in OF_A_STUDY:
             problems.append(f"{origin}: [choose] {key}: {OF_A_STUDY.get(key, 'it is also in [matrix]; drop one')}")
@@ -266,9 +267,7 @@ class _MatrixReader:
         return exclusions
 
     def _know(self, origin: str, where: str, keys: Iterable[str], known: Collection[str]) -> None:
-        self.problems += [
-            f"{origin}: {where}: unknown key {key!r}{suggestion(key, known)}" for key in keys if key not in known
-        ]
+        self.problems += [f"{origin}: {where}: {unknown_key(key, known)}" for key in keys if key not in known]
 
 
 def axes_of(matrix: Matrix) -> dict[str, Sequence[Any]]:

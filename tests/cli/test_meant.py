@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import typer.main
 
 from hpcdl.cli.app import app_for
-from hpcdl.cli.meant import _SAME
+from hpcdl.config.other_names import SAME
 from tests.conftest import CommandLine
 
 
@@ -31,6 +33,16 @@ def test_other_names_of_options_are_known(line: str, said: str, ask_hpcdl: Comma
     assert refused.code == 2 and said in refused.err, refused.err
 
 
+def test_other_names_in_files_and_with_set_are_known(ask_hpcdl: CommandLine, tmp_path: Path) -> None:
+    line = ["train", "--model", "lenet", "--data", "synthetic:mnist"]
+    assert "--set: unknown key 'lr'; here it is learning-rate" in ask_hpcdl([*line, "--set", "lr=0.1"]).err
+    (tmp_path / "run.toml").write_text("max_steps = 20\n")
+    assert "unknown key 'max-steps'; here it is steps" in ask_hpcdl([*line, "--config", tmp_path / "run.toml"]).err
+    (tmp_path / "search.toml").write_text("objective = 'loss'\n[space]\nlr = [0.1, 0.2]\n")
+    refused = ask_hpcdl(["search", tmp_path / "search.toml", "--out", tmp_path / "out"])
+    assert refused.code == 2 and "space: unknown key 'lr'; here it is learning-rate" in refused.err
+
+
 def test_words_of_scripts_and_jobs_are_their_own(ask_hpcdl: CommandLine) -> None:
     refused = ask_hpcdl(["run", "gone.py", "-np", "2"])
     assert "gone.py is not there" in refused.err
@@ -40,4 +52,4 @@ def test_words_of_scripts_and_jobs_are_their_own(ask_hpcdl: CommandLine) -> None
 def test_what_is_advised_is_an_option_of_a_command() -> None:
     commands = typer.main.get_group(app_for()).commands
     options = {name for command in commands.values() for parameter in command.params for name in parameter.opts}
-    assert set(_SAME) <= options
+    assert {f"--{key}" for key in SAME} <= options

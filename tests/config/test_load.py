@@ -51,7 +51,7 @@ def test_all_mistakes_at_once_each_with_its_remedy() -> None:
     with pytest.raises(ConfigError) as caught:
         load(TrainConfig, [Layer(origin="file (x)", values={"epoch": 3}), flags])
     text = "\n".join(caught.value.problems)
-    assert "file (x): unknown key 'epoch'; did you mean 'epochs'?" in text
+    assert "file (x): unknown key 'epoch'; here it is epochs" in text
     assert "--ranks: 0 is out of range; it must be at least 1" in text
     assert "--batch-size: 'many' is not a whole number" in text
     assert "--optimizer: 'adamw' is not one of sgd, momentum, nesterov, adam, lars" in text

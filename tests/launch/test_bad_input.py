@@ -151,7 +151,7 @@ def test_an_unknown_key_in_a_config_file(ask_hpcdl: CommandLine, shards: Path, t
     config.write_text('data = "x"\nbatchsize = 3\n')
     finished = ask_hpcdl([*BASE, "--data", shards, "--config", config])
     assert finished.code == 2
-    assert "unknown key 'batchsize'; did you mean 'batch-size'?" in finished.err
+    assert "unknown key 'batchsize'; here it is batch-size" in finished.err
 
 
 def test_a_run_directory_that_exists_is_left_alone(ask_hpcdl: CommandLine, shards: Path, tmp_path: Path) -> None:

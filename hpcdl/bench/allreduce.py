@@ -11,7 +11,7 @@ import math
 import statistics
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -194,8 +194,11 @@ class AllreduceResult:
     slowest_pair: SlowestPair
 
 
-def run(config: AllreduceBenchConfig) -> AllreduceResult | None:
-    """Measure on new ranks of this node or job, or on those of a launcher, where all but rank 0 get None."""
+def run(config: AllreduceBenchConfig, begins: Callable[[int], object]) -> AllreduceResult | None:
+    """Measure on new ranks of this node or job, or on those of a launcher, where all but rank 0 get None.
+
+    `begins` is called with the number of new ranks before they start.
+    """
     sizes = parse_sizes(config.run.sizes)
     if (rank_place := launched()) is not None:
         result = as_started(
@@ -204,6 +207,7 @@ def run(config: AllreduceBenchConfig) -> AllreduceResult | None:
         return result if rank_place.rank == 0 else None
     if config.run.ranks < 2:
         raise UsageError(f"--ranks {config.run.ranks}: an all-reduce needs at least two ranks; use --ranks 2")
+    begins(config.run.ranks)
     with progress("all-reduces", len(sizes)) as bar:
         document = on_fresh_ranks("hpcdl.bench.allreduce", as_toml_values(config), config.run.ranks, bar)
         return from_json(AllreduceResult, document)

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,8 +74,11 @@ class StepResult:
     warnings: Sequence[str]
 
 
-def run(resolved: ResolvedConfig[StepBenchConfig]) -> StepResult | None:
-    """Measure on new ranks of this node or job, or on those of a launcher, where all but rank 0 get None."""
+def run(resolved: ResolvedConfig[StepBenchConfig], begins: Callable[[int], object]) -> StepResult | None:
+    """Measure on new ranks of this node or job, or on those of a launcher, where all but rank 0 get None.
+
+    `begins` is called with the number of new ranks before they start.
+    """
     info = find_strategy(resolved.config.exchange.strategy)
     if (rank_place := launched()) is not None:
         on_ranks = with_ranks(resolved, rank_place)
@@ -89,6 +92,7 @@ def run(resolved: ResolvedConfig[StepBenchConfig]) -> StepResult | None:
     _check(info, resolved)
     config = resolved.config
     request, settings = as_toml_values(config), _settings(config)
+    begins(config.run.ranks)
     document = on_fresh_ranks(
         "hpcdl.bench.step", request, config.run.ranks, NullProgress(), settings=settings, mpi=info.features.mpi
     )

@@ -583,4 +583,4 @@ def test_the_step_bench_says_what_it_cannot(name: str) -> None:
 
     values = {"model": "lenet", "strategy": name, "ranks": 2, "period": 4}
     with pytest.raises(UsageError, match="--period 4: bench step measures one step"):
-        run(load(StepBenchConfig, [Layer(origin="flag", values=values)]))
+        run(load(StepBenchConfig, [Layer(origin="flag", values=values)]), print)

@@ -51,8 +51,7 @@ def step(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = None,
     from hpcdl.bench.step import run
 
     wanted = resolved(StepBenchConfig, "bench-step", flags, config, set_)
-    _say_if_crowded(wanted.config.run.ranks)
-    result = run(wanted)
+    result = run(wanted, _say_if_crowded)
     if result is None:  # a rank that a launcher started; rank 0 prints
         return
     for warning in result.warnings:
@@ -120,9 +119,7 @@ def allreduce(flags: dict[str, Any], config: ConfigFlag = None, set_: SetFlag = 
     from hpcdl.bench.allreduce import fewest_calls, run
     from hpcdl.collectives.auto import LARGE_BYTES, SMALL_BYTES, serves_auto
 
-    wanted = resolved(AllreduceBenchConfig, "bench-allreduce", flags, config, set_).config
-    _say_if_crowded(wanted.run.ranks)
-    result = run(wanted)
+    result = run(resolved(AllreduceBenchConfig, "bench-allreduce", flags, config, set_).config, _say_if_crowded)
     if result is None:  # a rank that a launcher started; rank 0 prints
         return
     serves = serves_auto([row.bytes for row in result.rows])

@@ -38,6 +38,7 @@ from hpcdl.models.load import load_model
 from hpcdl.node.accelerators import GpuUse
 from hpcdl.rank import results
 from hpcdl.rank.asynchronous import AsynchronousTrainer
+from hpcdl.rank.initial import doubts as doubts_of_weights
 from hpcdl.rank.parts import Parts, Trainer
 from hpcdl.rank.shrink import InPlaceRecovery
 from hpcdl.rank.synchronous import SynchronousTrainer
@@ -286,11 +287,12 @@ def _comes_scaled(dataset: Dataset) -> bool:
 
 
 def _doubts(config: TrainConfig, dataset: Dataset, model: keras.Model, workers: Communicator) -> list[str]:
-    spec = config.model.model
+    spec, weights = config.model.model, config.model.init_weights
     return [
         *difference(model, spec, workers),
         *model_doubts(model, spec, [*_losses(config, dataset).values()]),
         *preprocess_doubts(dataset, config.data, workers),
+        *(doubts_of_weights(weights, config, dataset) if weights is not None and workers.rank == 0 else []),
     ]
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy
 import pytest
 
-from tests.conftest import CommandLine
+from tests.conftest import DIGITS, CommandLine
 from tests.training_runs import PLANTED, events, record_of, weights_in
 
 pytestmark = pytest.mark.mpi
@@ -42,6 +43,19 @@ def test_target_accuracy_then_fine_tuning_with_tensorboard(
         numpy.testing.assert_allclose(mine, theirs, atol=1e-9)
     assert record_of(second)["accuracy"] == pytest.approx(record["accuracy"], abs=0.02)  # in bfloat16
     assert list((tmp_path / "board").glob("events.out.tfevents.*"))
+    assert "warning: --init-weights" not in finished.err
+    for digit in range(1, 10):
+        shutil.copytree(DIGITS / str(digit), tmp_path / "digits" / str(digit))
+    made = session_hpcdl(["shard", tmp_path / "digits", tmp_path / "nine", "--image-size", "28"])
+    assert made.code == 0, made.err
+    other = [*ALONE, "--model", "lenet", "--data", tmp_path / "nine", "--classes", "10", "--scale", "none"]
+    other += ["--steps", "1", "--learning-rate", "1e-12", "--run-dir", tmp_path / "other"]
+    finished = session_hpcdl([*other, "--init-weights", first / "model.keras"])
+    assert finished.code == 0, finished.err
+    assert f"--init-weights: {first} numbers the class '1' 1, and digits 0: the last layer begins" in finished.err
+    assert "was trained on inputs as float32 from 0 to 1, and this run reads them as float32 from 0 to 255" in (
+        finished.err
+    )
 
 
 @pytest.mark.soak

@@ -118,7 +118,7 @@ def test_a_benchmark_of_steps(counted: str, monkeypatch: pytest.MonkeyPatch) -> 
         step_middle_half=(0.1, 0.1), compute_middle_half=(), distinguishable=None, bucket_bytes=None,
         counted=counted, samples=[160.0], loss=2.3, bytes_sent_per_step=None, peak_memory_bytes=1, warnings=[],
     )  # fmt: skip
-    monkeypatch.setattr("hpcdl.bench.step.run", lambda config: result)
+    monkeypatch.setattr("hpcdl.bench.step.run", lambda config, begins: result)
     shown = CliRunner().invoke(app_for(), ["bench", "step", "--model", "lenet", "--batch-size", "8"])
     assert f"throughput             160 {counted}/s\n" in shown.output and OTHER[counted] not in shown.output
 

@@ -486,9 +486,9 @@ def _noting_training(plain: Callable[..., Any]) -> Callable[..., Any]:
         results = plain(self, *args, **kwargs)
         numbers = tf.nest.flatten(results)
         exchanges = getattr(self.optimizer, "exchanges", None)  # not a search of the model, at every step
+        of_all = exchanges is not None and is_rank() and exchanges() is session().group
         # Losses alone are those of a step, which a loop shows of one rank; an accuracy stands for the training.
-        measures = len(numbers) > 1 and any("loss" not in metric.name for metric in self.metrics)
-        if measures and is_rank() and exchanges is not None and exchanges() is session().group:
+        if of_all and len(numbers) > 1 and any("loss" not in metric.name for metric in self.metrics):
             session().evaluations.add_trained([float(numpy.sum(value)) for value in numbers])
         return results
 

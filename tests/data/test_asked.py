@@ -204,7 +204,7 @@ ASKED: dict[str, tuple[Save, dict[str, Any], str]] = {
     "event numbers": (
         arrays(only={"images": PIXELS, "event_id": np.arange(64) // 4}),
         {"label_field": "event_id"},
-        "event_id is called as numbers of samples are.*--target-kind",
+        "event_id is named like a number of samples.*--target-kind",
     ),
     "ages in whole years": (table(lines(RANDOM.permutation(100))), {}, "100 different values in 100 lines.*regression"),
     "ages as 1.0 and 2.0": (table(lines(["1.0", "2.0"] * 3)), {}, "classes or quantities.*--target-kind"),
@@ -248,7 +248,7 @@ ASKED: dict[str, tuple[Save, dict[str, Any], str]] = {
     "numbers of cells": (
         arrays(only={"images": PIXELS, "num_cells": np.arange(64) % 5}),
         {"label_field": "num_cells"},
-        "num_cells is called as a quantity.*--target-kind class or --target-kind regression",
+        "num_cells is named like a quantity.*--target-kind class or --target-kind regression",
     ),
     "numbers of series among features": (
         table("series,step,a,label\n" + "".join(f"{n // 5},{n % 5},0.5,{n // 5 % 2}\n" for n in range(20)), "t.csv"),
@@ -1275,7 +1275,9 @@ def test_numbers_with_their_bytes_in_another_order_are_said(dtype: str, swapped:
     np.savez(tmp_path / "a.npz", x=waves.view(f">{dtype}") if swapped else waves, y=np.arange(20) / 7)
     remarks = dry_run(request(tmp_path / "a.npz", tmp_path / "out", nan="keep")).facts.remarks
     found = [line for line in remarks if "x: values reach" in line]
-    assert len(found) == swapped and all("1.2e+03 with their bytes in the other order" in line for line in found)
+    assert len(found) == swapped and all(
+        "they reach 1.2e+03 with their bytes in the other order" in line for line in found
+    )
 
 
 def test_nan_of_bytes_in_another_order_is_said_to_be_so(tmp_path: Path) -> None:
@@ -1283,6 +1285,13 @@ def test_nan_of_bytes_in_another_order_is_said_to_be_so(tmp_path: Path) -> None:
     assert np.isnan(values).any()
     np.savez(tmp_path / "a.npz", x=values, y=np.arange(20) / 7)
     with pytest.raises(SourceError, match=r"is not finite .* with their bytes in the other order.*x\.byteswap"):
+        make(tmp_path / "a.npz", tmp_path / "out")
+
+
+def test_numbers_that_are_all_nan_in_another_order_of_bytes_are_said_to_be_so(tmp_path: Path) -> None:
+    bits = (RANDOM.integers(0x3F00, 0x3F80, (20, 4)).astype(np.uint32) << 16) | 0x807F
+    np.savez(tmp_path / "a.npz", x=bits.view(np.float32).byteswap(), y=np.arange(20) / 7)
+    with pytest.raises(SourceError, match=r"no value seen is finite, and they reach 0\.\d+ with their bytes in the"):
         make(tmp_path / "a.npz", tmp_path / "out")
 
 
@@ -1333,7 +1342,7 @@ def test_codes_that_become_quantities_are_said(name: str, said: bool, flags: dic
     source = table(f"{name},a,label\n" + "".join(f"{n * 7 % 9 + 40},{n / 7},{n % 2}\n" for n in range(60)), "t.csv")
     given = {flag: (value.format(name),) for flag, value in flags.items()}
     remarks = dry_run(request(source(tmp_path), tmp_path / "out", target=("label",), **given)).facts.remarks
-    found = [line for line in remarks if "is called as codes are" in line]
+    found = [line for line in remarks if "is named like a code" in line]
     assert len(found) == (said and not flags) and all(f"--categories {name}=one-hot" in line for line in found)
 
 
@@ -1396,7 +1405,7 @@ def test_files_called_as_others_with_a_word_behind_are_said(behind: str, said: b
             file(name, own)(tmp_path)
     source = tmp_path / ("s" if kind == "folder" else "s.zip")
     remarks = dry_run(request(source, tmp_path / "out")).facts.remarks
-    found = [line for line in remarks if "12 files are called as another one with" in line]
+    found = [line for line in remarks if "12 files are named like another one with" in line]
     assert len(found) == said, remarks
     if said:
         left = dry_run(request(source, tmp_path / "out", leave_out=(f"*{behind}.png",)))
@@ -1437,7 +1446,7 @@ def test_files_called_as_copies_and_as_large_are_said(name: str, said: bool, ali
     for path, more in (("a.csv", ""), (name, "" if alike else "0.5,1\n")):
         file(path, ("x,label\n" + rows + more).encode())(tmp_path)
     made = request(tmp_path / "s", tmp_path / "out", target=("label",))
-    found = [line for line in dry_run(made).facts.remarks if "is called as a copy of 'a.csv'" in line]
+    found = [line for line in dry_run(made).facts.remarks if "is named like a copy of 'a.csv'" in line]
     assert len(found) == (said and alike)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -432,7 +433,7 @@ def test_a_loop_of_each_rank_over_a_whole_that_changes_at_random_is_named(
             make()
 
     monkeypatch.setattr(samples, "warn_once", lambda group, key, warning: said.append(warning))
-    monkeypatch.setattr(pipelines, "_iterated", [])
+    monkeypatch.setattr(pipelines, "_iterated", weakref.WeakKeyDictionary())
     monkeypatch.setattr(tf.data.Dataset, "__iter__", tf.data.Dataset.__iter__)
     pipelines.note_iterated()
     for number in (8, rows_of_step):  # the first loop is over, as that of a validation

@@ -174,7 +174,10 @@ def _absent(inputs: list[Path]) -> str:
     names = [quoted(path) for path in inputs if not path.exists()]
     if not names:
         return ""
-    return f"not there: {listed(names)}; the job starts in {quoted(Path.cwd())}, and fails unless it is made before"
+    verb = "is" if len(names) == 1 else "are"
+    return (
+        f"{listed(names)} {verb} not there: the job starts in {quoted(Path.cwd())}, and fails unless another makes it"
+    )
 
 
 def _check_job(wanted: submission.Wanted) -> None:

@@ -49,8 +49,8 @@ _LABELS = (
 )  # fmt: skip
 _SPLITS = ("split", "set", "subset", "partition", "usage", "dataset", "phase")
 _BATCH = 4096
-# Numbers of 18 digits fit int64, those of 19 not all.
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+# Numbers of 18 digits fit int64, those of 19 not all.
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _NAMED_BY_SUFFIX = re.compile(r".*\.[A-Za-z][A-Za-z0-9]{1,5}", re.DOTALL)
 _ADDRESS = re.compile(r"[^@\s/]+@[^@\s/]+|[^\s/]+\.(?:com|org|net|edu|gov)", re.IGNORECASE)

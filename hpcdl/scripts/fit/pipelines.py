@@ -52,8 +52,8 @@ def check_pipelines(group: ScriptGroup, given: Sequence[Any]) -> None:
         )
 
 
-_iterated: list[tuple[weakref.ref[Any], Any]] = []
-"""The iterators of data sets that the script itself has begun, with their data sets."""
+_iterated: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+"""The data sets over which the script itself iterates, by their iterators."""
 _LIBRARIES = {"hpcdl", "keras", "tensorflow"}
 
 
@@ -66,9 +66,8 @@ def note_iterated() -> None:
     @functools.wraps(plain)
     def iterate(data: Any) -> Any:
         iterator = plain(data)
-        _iterated[:] = [entry for entry in _iterated if entry[0]() is not None]
         if sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES:
-            _iterated.append((weakref.ref(iterator), data))
+            _iterated[iterator] = data
         return iterator
 
     vars(iterate).update(noted=True, autograph_info__={})  # the second is TensorFlow's mark: AutoGraph leaves it alone
@@ -77,7 +76,7 @@ def note_iterated() -> None:
 
 def under_way() -> list[Any]:
     """Return the data sets over which the script iterates at the moment."""
-    return [data for iterator, data in _iterated if iterator() is not None]
+    return list(_iterated.values())
 
 
 def stages_of(data: Any) -> Iterator[Any]:

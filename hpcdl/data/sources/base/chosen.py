@@ -110,25 +110,23 @@ def remarks_on_unused(paths: Iterable[str], spec: SourceSpec, kind: str = "array
 
 def weighs(name: str, targets: Iterable[str]) -> str:
     """Return what a column seems to hold in place of a feature: weights of samples, predictions, or errors; or ""."""
-    if _SURE_WEIGHTS.fullmatch(name.lower()):
+    name, targets = name.lower(), list(targets)
+    if _SURE_WEIGHTS.fullmatch(name):
         return "weights of the samples, which training does not take"
-    targets = list(targets)
-    if _PREDICTIONS.fullmatch(name.lower()) or any(_is_called(_PREDICTIONS, name, own) for own in targets):
+    if _PREDICTIONS.fullmatch(name) or any(_is_called(_PREDICTIONS, name, own.lower()) for own in targets):
         return "predictions of a model"
-    target = next((own for own in targets if _is_error_of(name.lower(), own.lower())), None)
+    target = next((own for own in targets if _is_error_of(name, own.lower())), None)
     return f"errors of the target {shown(target)}, which new samples do not have" if target else ""
 
 
 def _is_called(words: re.Pattern[str], name: str, target: str) -> bool:
-    """Return whether a column is called by a target and one of `words` (`y_pred`, `predicted_y`)."""
-    rest = (name.lower().removeprefix(f"{target.lower()}_"), name.lower().removesuffix(f"_{target.lower()}"))
-    return any(word != name.lower() and words.fullmatch(word) for word in rest)
+    """Return whether a column is named by a target and one of `words` (`y_pred`, `predicted_y`), in lower case."""
+    rest = (name.removeprefix(f"{target}_"), name.removesuffix(f"_{target}"))
+    return any(word != name and words.fullmatch(word) for word in rest)
 
 
 def _is_error_of(name: str, target: str) -> bool:
-    ends, begins = name.removeprefix(f"{target}_"), name.removesuffix(f"_{target}")
-    words = [word for word in (ends, begins) if word != name]
-    return begins == "e" != name or any(map(_ERRORS.fullmatch, words))
+    return name.removesuffix(f"_{target}") == "e" != name or _is_called(_ERRORS, name, target)
 
 
 def _asked(flag_values: Sequence[str], arrays: Mapping[str, FoundArray], where: str, known: str) -> dict[str, str]:

@@ -195,11 +195,11 @@ def ask_of_labels(name: str, labels: Array, target_kind: str, where: str) -> Non
         return
     different = np.unique(labels)
     if is_id(name):
-        why = "is called as numbers of samples are"
+        why = "is named like a number of samples"
     elif not plausible(len(different), len(labels)):
         why = f"holds {len(different)} different whole numbers in {len(labels)} samples"
     elif len(different) > 2 and names_quantity(name):
-        why = f"is called as a quantity, and holds whole numbers ({different[0]:g} to {different[-1]:g})"
+        why = f"is named like a quantity, and holds whole numbers ({different[0]:g} to {different[-1]:g})"
     elif labels.dtype.kind in "iu" and sparse(different.tolist()):
         why = f"holds {len(different)} different whole numbers from {different[0]} to {different[-1]}"
     elif labels.dtype.kind == "f" and not np.array_equal(different, np.arange(len(different))):

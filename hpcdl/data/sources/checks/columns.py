@@ -321,7 +321,7 @@ def remarks_on_codes(facts: SourceFacts, packed: Sequence[str], coded: Collectio
     if not names:
         return []
     return [
-        f"{field}: the column {some(names)} holds whole numbers, and is called as codes are: a model takes them for "
+        f"{field}: the column {some(names)} holds whole numbers, and is named like a code: a model takes them for "
         f"quantities. For categories give --categories {typed(names[0] + '=one-hot')}"
     ]
 

@@ -27,7 +27,7 @@ _SIDE = re.compile(r"left|right|l|r|od|os", re.IGNORECASE)
 """Last parts of names that may differ in their class, and are still of one patient."""
 _MOST_PARTS, _MOST_FILES = 3, 20_000
 _FEWEST_GROUPS, _COMPANIONS = 5, 20
-"""Groups, or files called as another one, that are said, and the part of all (one in _COMPANIONS) that these are."""
+"""Groups, or files named like another one, that are said, and the part of all (one in _COMPANIONS) that these are."""
 
 
 def remark_on_names(names: Mapping[str, Sequence[str]], num_classes: int) -> list[str]:
@@ -58,7 +58,7 @@ def remark_on_names(names: Mapping[str, Sequence[str]], num_classes: int) -> lis
 
 
 def remark_on_companions(names: Sequence[str]) -> list[str]:
-    """Return a remark if many files are called as another one of their folder with a word behind it (`_mask`)."""
+    """Return a remark if many files are named like another one of their folder with a word behind it (`_mask`)."""
     paths = [PurePosixPath(name) for name in names]
     known = {(path.parent, path.stem) for path in paths}
     behind: dict[str, list[str]] = {}
@@ -70,14 +70,14 @@ def remark_on_companions(names: Sequence[str]) -> list[str]:
     if len(found_files) < max(_FEWEST_GROUPS, len(names) // _COMPANIONS):
         return []
     return [
-        f"{len(found_files)} files are called as another one with {shown(suffix)} behind, such as "
+        f"{len(found_files)} files are named like another one with {shown(suffix)} at its end, such as "
         f"{shown(found_files[0])}: masks, small or altered copies? They are samples, too; else give --leave-out "
         f"{typed('*' + suffix)}"
     ]
 
 
 def remark_on_copied_files(folder: Path, patterns: Sequence[str]) -> list[str]:
-    """Return a remark if a file of a folder is called as a copy of another one, and is as large.
+    """Return a remark if a file of a folder is named like a copy of another one, and has its size.
 
     `patterns` are those of --leave-out.
     """
@@ -89,7 +89,7 @@ def remark_on_copied_files(folder: Path, patterns: Sequence[str]) -> list[str]:
         original = _COPY.sub("", path.stem) + path.suffix
         if original != name and sizes.get(original) == size:
             return [
-                f"{shown(name)} is called as a copy of {shown(original)}, and is as large: are its samples there "
+                f"{shown(name)} is named like a copy of {shown(original)}, and has its size: are its samples taken "
                 f"twice? If so, give --leave-out {typed(name)}"
             ]
     return []

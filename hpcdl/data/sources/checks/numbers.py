@@ -239,10 +239,11 @@ def bytes_swapped(field: Field, arrays: Sequence[PlacedArray]) -> str:
         odd = _is_shifted(rows) or _jumps_more(*(own.reshape(-1, *field.shape) for own in (rows, other)))
     if not odd:
         return ""
-    most_seen, most_of_other = (np.abs(own[np.isfinite(own)].astype(np.float64)).max() for own in (rows, other))
+    most, most_of_other = (np.abs(own[np.isfinite(own)].astype(np.float64)).max(initial=0) for own in (rows, other))
+    seen = f"values reach {most:.3g}" if np.isfinite(rows).any() else "no value seen is finite"
     return (
-        f"{field.name}: values reach {most_seen:.3g}, and {most_of_other:.3g} with their bytes in the other order: is "
-        "it that of another machine? Then write x.byteswap()"
+        f"{field.name}: {seen}, and they reach {most_of_other:.3g} with their bytes in the other order: is it that of "
+        "another machine? Then write x.byteswap()"
     )
 
 
